@@ -381,7 +381,7 @@ def test_a_tuned_method_may_be_the_baseline(make: Callable[..., Path]) -> None:
     a, p = check_latex((run / "report" / "table.tex").read_text())[1:]
     assert (a[:3], p[:9]) == ("a &", "p(mu=1) &")
     text = (run / "report" / "report.md").read_text()
-    assert "Settings that were tried: of a 1, of p 2." in text
+    assert "(tried: 1 for a, 2 for p)." in text
     assert text.index("### Differences") < text.index("### All settings") < text.index("p(mu=2)")
 
 
@@ -631,7 +631,7 @@ def test_a_study_keeps_the_names_of_its_rows(
         *(f"Ours: {text}" for text in texts[2:]),
     }
     text = (study / "report" / "report.md").read_text()
-    assert "Settings that were tried: of FedAvg 2, of Ours 2." in text
+    assert "(tried: 2 for FedAvg, 2 for Ours)." in text
     every = [curve for curves in drawn.values() for curve in curves]
     colours = dict(every)
     assert len(every) > len(colours) == len({*colours.values()}) == 4

@@ -53,24 +53,27 @@ class Weights(Group):
 
     initial: str | None = setting(
         None,
-        "a .npz file of fedjax_sim.save_weights to start from, with every seed",
-        shown="weights drawn by the seed",
+        ".npz file of fedjax_sim.save_weights with the initial weights for all seeds",
+        shown="random weights, drawn by the seed",
         metavar="FILE",
     )
     lora: int | None = setting(
         None,
-        "rank of adapters A B that are added to all matrices and kernels of the model, which are "
-        "frozen with the rest of it: give it trained weights by --initial",
-        shown="the model itself trains",
+        "rank of adapters A B, which are added to all matrices and kernels of the model; the "
+        "model itself is frozen: give it trained weights by --initial",
+        shown="no adapters",
         at_least=1,
     )
     lora_alpha: float | None = setting(
-        None, "of --lora: A B is multiplied by X over the rank", shown="the rank", above=0
+        None,
+        "scale of --lora: A B is multiplied by X divided by the rank",
+        shown="the rank",
+        above=0,
     )
     lora_variant: Lora | None = setting(
         None,
-        "of --lora: fedit trains and shares A and B; ffa leaves A as it is drawn; fedsa shares A, "
-        "and every client keeps a B of its own",
+        "variant of --lora. fedit: A and B are trained and shared; ffa: A is fixed; fedsa: A "
+        "is shared, and each client keeps its own B",
         shown="fedit",
     )
 

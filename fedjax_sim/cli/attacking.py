@@ -95,7 +95,7 @@ class Attack(Group):
     )
     attackers: float | None = setting(
         None,
-        "share of the clients that attack, drawn once and for all seeds",
+        "share of the clients that attack, drawn once for all seeds",
         shown="none",
         above=0,
         below=1,

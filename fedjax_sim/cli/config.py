@@ -52,30 +52,32 @@ class Experiment(Source):
 
     clients: int | None = setting(
         None,
-        "how many in all",
-        shown="40, of natural clients and those of a file all, of < 80 samples half",
+        "number of clients",
+        shown="40; with natural clients or a partition file, all of them; with fewer than 80 "
+        "samples, half as many as samples",
         at_least=1,
     )
     clients_per_round: int | None = setting(
         None,
-        "active at once",
-        shown="all; with phase_shift, which has two phases, one less of an odd number",
+        "clients that train in each round",
+        shown="all; with phase_shift in its two default phases, an even number",
         at_least=1,
     )
     rounds: int = by_dataset("rounds", "rounds of FedAvg", at_least=1)
     seeds: tuple[int, ...] = setting(
         (0, 1, 2, 3),
-        "repetitions, seeds 0 to N-1: partition, initial weights, shuffles; the table's ± is "
-        "their standard deviation, dividing by N",
+        "number of repetitions, with seeds 0 to N-1: partition, initial weights and shuffles; "
+        "the ± in tables is their standard deviation, divided by N",
         shown="4",
         metavar="N",
         convert=lambda text: tuple(range(int(number(int, at_least=1, at_most=10_000)(text)))),
     )
     samples_per_round: int | None = setting(
         None,
-        "samples of a client that come in with a round, in the order in which they were dealt, and "
-        "are there in that round alone: with --epochs 1 the training loss is the online loss",
-        shown="all, in every round",
+        "samples that each client receives per round, in the order in which they were dealt; a "
+        "sample is used in that round only, so with --epochs 1 the training loss is the online "
+        "loss",
+        shown="all samples in every round",
         at_least=1,
     )
     eval_every: int = setting(1, "rounds between evaluations", at_least=1)
@@ -116,38 +118,38 @@ class Preparation(Group):
 
     server_fraction: float | None = setting(
         None,
-        "share of the training samples, as many of each class, that the server takes from the "
-        "clients: feddf, fedmd, fltrust, hybrid_fl, ozdayi and zeno need them",
+        "share of the training samples, the same of each class, that moves from the clients to "
+        "the server; required by feddf, fedmd, fltrust, hybrid_fl, ozdayi and zeno",
         shown="none",
         above=0,
         below=1,
     )
     fedaug: float | None = setting(
         None,
-        "every client raises its rare classes by augmented copies to this EMD; epochs are of the "
-        "unaltered samples",
+        "add augmented copies of each client's rare classes until its EMD falls to X; epochs "
+        "count the original samples only",
         shown="no augmentation",
         at_least=0,
         below=2,
     )
     rebalance: float | None = setting(
         None,
-        "classes that are rare among all clients are raised by augmented copies: by a factor of "
-        "X-th power, 1 to the mean",
+        "add augmented copies of globally rare classes: a class with n samples, where the mean "
+        "is n̄, grows by the factor (n̄/n)^X",
         shown="no augmentation",
         at_least=0,
     )
-    mirror: bool = setting(True, "augmented copies are never mirrored: for digits and letters")
+    mirror: bool = setting(True, "do not mirror augmented copies; use it for digits and letters")
     share_beta: float | None = setting(
         None,
-        "share of all training samples that becomes a common balanced set",
+        "share of all training samples that forms a common, balanced set",
         shown="none",
         above=0,
         below=1,
     )
     share_alpha: float | None = setting(
         None,
-        "share of the common set that each client gets, at most 1",
+        "share of the common set that each client receives, at most 1",
         shown="1",
         above=0,
     )
@@ -180,21 +182,24 @@ class Scores(Group):
 
     split: Split = setting(
         "official",
-        "what is scored: official: the data set's own test set, of natural clients each on its own "
-        "samples there, by clients' own models too; clients: all data are dealt, clients are cut "
-        "into folds and in turn one fold is scored, one chooses the best round, the others train; "
-        "holdout: each client on its own samples, those in the test set or a share of all, by "
-        "clients' own models too",
-        shown="official; holdout if a method has clients' own models and no file the partition",
+        "what is scored. official: the data set's own test set; natural clients are scored on "
+        "their own test samples, with their own models too. clients: folds of clients; each "
+        "fold in turn is scored, another one selects the best round, and the others train. "
+        "holdout: each client is scored on its own test samples, or on a share of all its "
+        "samples, with its own model too",
+        shown="official; holdout if a method has personal models and the partition is not a file",
         metavar="NAME",
     )
     folds: int | None = setting(
-        None, "of --split clients; all run at once, with every seed", shown="5", at_least=3
+        None,
+        "number of folds of --split clients; all folds run at once, with every seed",
+        shown="5",
+        at_least=3,
     )
     test_fraction: float | None = setting(
         None,
         "share of each client's samples that --split holdout scores",
-        shown="of natural clients their test samples if the data have them, else 0.2",
+        shown="the test samples of natural clients if the data have them, else 0.2",
         above=0,
         below=1,
     )

@@ -19,11 +19,11 @@ from fedjax_sim.round import Algorithm
 from fedjax_sim.run.layout import client_axes, one_run
 
 HEAD = (
-    "algorithm", "program", "rounds", "models", "steps a visit", "kB up", "kB down", "steps in all"
+    "algorithm", "program", "rounds", "models", "local steps", "kB up", "kB down", "total steps"
 )  # fmt: skip
 NOTE = (
-    "program: algorithms of one number are compiled once and run side by side; models: trained in "
-    "a round; kB: of a model and what goes with it; steps in all: of all runs, with mean clients"
+    "program: algorithms with the same number are compiled once and run together; models: trained "
+    "per round; kB: a model with its messages; total steps: over all runs, for clients of mean size"
 )
 
 
@@ -36,7 +36,7 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     clients, sizes = one_run(data, client_axes(data)), client_sizes(data).reshape(-1)
     print(
         f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
-        f"({setup.model_bytes / MB:,.2f} MB); {runs} runs on {len(devices)} x "
+        f"({setup.model_bytes / MB:,.2f} MB); {runs} run{'s' * (runs > 1)} on {len(devices)} x "
         f"{devices[0].device_kind}\n{data.clients} clients train, with {sizes.min()} "
         f"to {sizes.max()} samples; score: {setup.score}, {setup.problem.scored}\n"
     )

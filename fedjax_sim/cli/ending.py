@@ -36,32 +36,32 @@ class Ending(Group):
 
     target: float | None = setting(
         None,
-        "of the --score: the table says by how many rounds and MB each seed has reached it; shares "
-        "are written as 0.9",
+        "value of --score; the table reports after how many rounds and MB each seed reaches "
+        "it; write shares as 0.9",
         shown="none",
     )
     stop_at_target: bool = setting(
         False,
-        "end there: by the score of validation clients with --split clients, else by that of the "
-        "test set",
+        "end when the target is reached, measured on the validation clients with --split "
+        "clients, else on the test set",
     )
     patience: int | None = setting(
         None,
-        "end after N evaluations without a better score of the validation clients: for --split "
-        "clients",
+        "end after N evaluations without a better score of the validation clients; requires "
+        "--split clients",
         shown="never",
         at_least=1,
     )
     budget_mb: float | None = setting(
-        None, "end when so many MB have been sent, up and down", shown="never", above=0
+        None, "end after X MB of traffic, up and down", shown="never", above=0
     )
     budget_seconds: float | None = setting(
-        None, "end when so much simulated time has passed: for --clock", shown="never", above=0
+        None, "end after X seconds of simulated time; requires --clock", shown="never", above=0
     )
     on_nan: Policy = setting(
         "stop",
-        "of a client's update that is NaN or infinite: stop the algorithm, or skip the client for "
-        "that round and count it",
+        "what to do when a client's update contains NaN or inf: stop the algorithm, or skip "
+        "the client for that round and count it",
     )
 
     def __post_init__(self) -> None:

@@ -56,43 +56,44 @@ class Machine(Group):
 
     devices: int | None = setting(
         None,
-        "devices to use, of each process",
+        "number of devices per process",
         shown="all; on CPU one for each core that this process may use",
         at_least=1,
     )
     distributed: Meeting | None = setting(
         None,
-        "run together with other processes, on this or other hosts: address of process 0, how many "
-        "they are, the number of this one from 0, as in localhost:1234,2,0; or auto on SLURM, Open "
-        "MPI, Kubernetes or a TPU slice. Process 0 alone writes; see docs/devices.md",
-        shown="this process alone", metavar="HOST:PORT,PROCESSES,INDEX", convert=meeting,
+        "run on several processes, on one or more hosts: address of process 0, number of "
+        "processes, index of this process from 0, for example localhost:1234,2,0; or auto on "
+        "SLURM, Open MPI, Kubernetes or a TPU slice. Only process 0 writes files; see "
+        "docs/devices.md",
+        shown="one process", metavar="HOST:PORT,PROCESSES,INDEX", convert=meeting,
         place=True,
     )  # fmt: skip
     chunk: int | None = setting(
         None,
-        "models that a device trains at once, 0 for all",
+        "number of models that a device trains at once; 0: all",
         shown="1 on CPU, else 0",
         at_least=0,
     )
     lanes: int | None = setting(
         None,
-        "models that a device trains at once, of which each makes room for the next when it is "
-        "done, in place of --chunk; 0 for none",
-        shown="none on CPU or with --chunk, else by the clients' sizes",
+        "number of models that a device trains at once, where a finished model is replaced by "
+        "the next one; excludes --chunk; 0: no lanes",
+        shown="none on CPU or with --chunk, else chosen by the clients' sizes",
         at_least=0,
     )
     samples_mb: float | None = setting(
         None,
-        "MB of the clients' samples that a device holds: the others stay in this machine's memory, "
-        "and those of the next cohorts are fetched while these train",
+        "MB of training samples that a device holds; other samples stay in host memory, and "
+        "those of the next cohorts are prefetched during training",
         shown="all samples",
         above=0,
     )
     client_state_mb: float | None = setting(
         None,
-        "MB of what clients keep from visit to visit that a device holds (control variates, own "
-        "models, residuals): that of the others stays in this machine's memory",
-        shown="what all keep",
+        "MB of per-client state that a device holds (control variates, personal models, "
+        "residuals); the rest stays in host memory",
+        shown="all of it",
         above=0,
     )
     out: str | None = setting(
@@ -105,37 +106,37 @@ class Machine(Group):
     )
     or_resume: bool = setting(
         False,
-        "if --out has this run already, go on with it as --resume does, and end at once if it has "
-        "finished: for schedulers that start a command again",
+        "if --out has this run already, continue it as --resume does, or exit if it has "
+        "finished: for schedulers that restart commands",
         place=True,
     )
     resume: str | None = setting(
         None,
-        "go on with the run in this folder, from its newest checkpoints; its settings need not be "
-        "given again, and only --rounds may be more",
-        shown="begin a new run",
+        "continue the run in this folder from its newest checkpoints; its settings are read "
+        "from the folder, and only --rounds may be raised",
+        shown="start a new run",
         metavar="DIR",
         convert=folder_name,
         place=True,
     )
     checkpoint_every: float = setting(
         60.0,
-        "seconds after which an evaluation is followed by a checkpoint; 0: each is. The end of a "
-        "run is always saved",
+        "minimum number of seconds between checkpoints; 0: after every evaluation. The end of "
+        "a run is always saved",
         metavar="SECONDS",
         at_least=0,
         place=True,
     )
     checkpoints: bool = setting(
-        True, "save nothing: the run cannot be resumed nor its models loaded", place=True
+        True, "write no checkpoints: the run cannot be resumed, nor its models loaded", place=True
     )
     keep_weights: bool = setting(
         False,
-        "keep the server's model of every evaluation, not of the last alone, each in a file beside "
-        "the checkpoints: for load_run(DIR).variables(NAME, at=...)",
+        "keep the server model of every evaluation in a file beside the checkpoints, not only "
+        "the last one: for load_run(DIR).variables(NAME, at=...)",
         place=True,
     )
-    json: bool = setting(False, "print summary.json, not tables", place=True)
+    json: bool = setting(False, "print summary.json instead of tables", place=True)
     sink: str | None = setting(
         None,
         lambda: "send the scores of every evaluation to a tracker as well: one of "
@@ -144,16 +145,16 @@ class Machine(Group):
     )  # fmt: skip
     dry_run: bool = setting(
         False,
-        "say what would run (rounds, steps, bytes, programs), download nothing, and end",
+        "print what would run (rounds, steps, bytes, programs) and exit; nothing is downloaded",
         place=True,
     )
-    pictures: Format = setting("png", "format of the pictures; pdf and svg are for papers")
+    pictures: Format = setting("png", "format of pictures; use pdf or svg for papers")
     compile_for: str | None = setting(
         None,
         f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
         shown="run on this machine", metavar="TARGET", place=True,
     )  # fmt: skip
-    cache: bool = setting(True, "do not keep compiled programs for the next run")
+    cache: bool = setting(True, "do not store compiled programs for later runs")
 
     def __post_init__(self) -> None:
         """Programs for other devices are compiled by one process."""

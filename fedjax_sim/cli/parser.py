@@ -187,7 +187,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         description="Runs a federated algorithm beside others on the same clients, seeds and "
         "initial weights; prints a table and writes a folder of results.",
         epilog="Example: python -m fedjax_sim.bench --algo phase_shift --phases 4. --algo NAME "
-        "--help tells the flags of that algorithm; --list those of all, in short.",
+        "--help prints the flags of that algorithm, --list all algorithms with their flags.",
     )
     group = parser.add_argument_group("algorithm")
     _add_names(group, ALGORITHMS if chosen.helping else ())
@@ -196,8 +196,8 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         action=_List,
         nargs="*",
         metavar="WORD",
-        help="print every algorithm, or those with each WORD in their entry, and exit: paper, "
-        "parts, flags, traffic",
+        help="print all algorithms with paper, parts, flags and traffic, or those whose entry "
+        "contains each WORD, and exit",
     )
     add_trust(group)
     add_options(parser, owners, chosen.names, helping=chosen.helping)
@@ -212,16 +212,17 @@ def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None
         "--algo",
         type=written,
         metavar="NAME",
-        help=f"one of {', '.join(known)}, or package.module:function; with settings of its own as "
-        "in 'fedprox(mu=0.1, lr=0.05)', and mu=0.1|1 for both: those of the method, "
-        f"{', '.join(TRAINED)} (default: {ALGO})",
+        help=f"one of {', '.join(known)}, or package.module:function; settings in parentheses "
+        "apply to this algorithm only, as in 'fedprox(mu=0.1, lr=0.05)', and mu=0.1|1 runs both: "
+        f"its own options, {', '.join(TRAINED)} (default: {ALGO})",
     )
     add_to.add_argument(
         "--compare",
         nargs="+",
         type=lambda text: (text,) if text == "none" else written(text),
         metavar="NAME",
-        help=f"algorithms to run beside it, written alike, or none (default: {' '.join(COMPARE)})",
+        help="algorithms to compare with it, in the same form, or none "
+        f"(default: {' '.join(COMPARE)})",
     )
 
 

@@ -209,7 +209,8 @@ def _members(hint: Any) -> Iterator[type]:
 
 def _role(name: str) -> Any:
     def help_of() -> str:
-        return f"{documented(compose)[name]}: {', '.join(known(name))}"
+        meaning = documented(compose)[name].partition("; None:")[0]
+        return f"{meaning}; one of {', '.join(known(name))}"
 
     return setting(
         None,

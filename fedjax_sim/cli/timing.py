@@ -51,10 +51,10 @@ class Timing(Group):
     clock: str | None = setting(
         None,
         "seconds of a local step by device: constant(seconds), lognormal(median, sigma), "
-        "pareto(least, alpha) or tiers(seconds, ...); or a clock, 'simulated(tiers(1, 2), "
-        "bandwidth(1e6, 4e6), bernoulli(0.9), deadline=60)', see fs.clock.simulated; or a trace "
-        "(.csv, .npz), see fs.clock.traced: rounds last as long as their slowest client; fedasync "
-        "and fedbuff take those that come back first",
+        "pareto(least, alpha) or tiers(seconds, ...); or a clock such as 'simulated(tiers(1, "
+        "2), bandwidth(1e6, 4e6), bernoulli(0.9), deadline=60)', see fs.clock.simulated; or a "
+        "trace (.csv, .npz), see fs.clock.traced. A round lasts as long as its slowest client; "
+        "fedasync and fedbuff collect the clients that return first",
         shown="no clock",
         metavar="TEXT",
         convert=_converted,

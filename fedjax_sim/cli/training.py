@@ -59,15 +59,15 @@ class Training(Group):
         metavar="NAME",
         convert=lambda text: _model(text),
     )
-    epochs: float = by_dataset("epochs", "local epochs a round", above=0, at_most=10_000)
+    epochs: float = by_dataset("epochs", "local epochs per round", above=0, at_most=10_000)
     batch_size: int = setting(16, "samples in a minibatch", at_least=1)
-    optimizer: Optimizer = setting("sgd", "the clients', by optax's names")
+    optimizer: Optimizer = setting("sgd", "optimiser of the clients, by its name in optax")
     optimizer_state: OptimizerState = setting(
         "reset",
-        "its momentum and the like, at the start of a visit: reset; or keep: what the client had "
-        "at the end of its last visit. Methods that are defined by one of them have that",
+        "client optimiser state at the start of local training: reset it, or keep it from the "
+        "client's previous round; some methods fix this",
     )
-    lr: float = by_dataset("lr", "learning rate; the defaults are for SGD", above=0)
+    lr: float = by_dataset("lr", "learning rate of the clients; the defaults are for SGD", above=0)
     lr_schedule: str = setting(
         CONSTANT,
         f"factor of --lr by the round: {TEXTS}, or several joined by *; end is the factor at the "
@@ -77,26 +77,28 @@ class Training(Group):
     )
     momentum: float | None = setting(
         None,
-        "of sgd and nesterov",
-        shown="0.9; with sgd 0 for methods with a momentum or gradient of their own, whose --lr is "
-        "ten times the data set's then",
+        "momentum of sgd and nesterov",
+        shown="0.9; with sgd 0 for methods that have a momentum or gradient of their own, and "
+        "--lr is then ten times the data set's default",
         at_least=0,
         below=1,
     )
     weight_decay: float = setting(
         0.0,
-        "X times the weights, all of them, joins every gradient; with adamw X times the rate times "
-        "the weights is taken off every step. The loss that is told lacks it",
+        "add X times all weights to every gradient; with adamw, subtract X times the learning "
+        "rate times the weights in every step. The reported loss does not include it",
         at_least=0,
     )
     l2: float = setting(
         0.0,
-        "regularisation: X/2 times the squared norm of matrices and kernels alone joins the loss, "
-        "the one that is told too",
+        "add X/2 times the squared norm of matrices and kernels to the loss; the reported loss "
+        "includes it",
         at_least=0,
     )
-    last_batch: LastBatch = setting("keep", "what becomes of an epoch's short last minibatch")
-    precision: Precision = setting("f32", "what the network computes in; its weights are f32")
+    last_batch: LastBatch = setting("keep", "how to handle the last, smaller minibatch of an epoch")
+    precision: Precision = setting(
+        "f32", "precision of the network's computations; weights stay in f32"
+    )
 
     def __post_init__(self) -> None:
         """Rejects settings that the optimiser does not have."""

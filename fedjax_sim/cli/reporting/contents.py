@@ -99,19 +99,18 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
         for trial in reading.trials
     )
     lines: list[Any] = [
-        " ".join([*told, "Mean ± standard deviation over runs (of a population: divided by their "
-                  "number)."])
+        " ".join([*told, "Mean ± population standard deviation over runs."])
     ]  # fmt: skip
     moments = {decisive(group.trials) for group in groups}
     if "validated" in moments:
         lines.append(
-            "Final: after the last round. Validated: after the round that is best on the "
-            "validation clients, for each run its own; validation: their score there."
+            "Final: test score after the last round. Validated: test score after the round with "
+            "the best validation score, chosen for each run; validation: that validation score."
         )
     if "final" in moments:
         lines.append(
-            "Scores are those after the last round: without validation clients no other round, "
-            "and no setting, can be chosen without the test set."
+            "Scores after the last round: without validation clients, a round or a setting could "
+            "only be chosen on the test set."
         )
     if reading.unfinished:
         lines.append(f"Not finished: {'; '.join(reading.unfinished)}.")
@@ -124,10 +123,10 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
     items: list[Any] = []
     if (chosen := tuned(whole)) is not None:
         tried = Counter(trial.method for trial in whole.trials)
-        told = ", ".join(f"of {method} {n}" for method, n in tried.items())
+        told = ", ".join(f"{n} for {method}" for method, n in tried.items())
         items.append(
-            "Of each method the settings that are best on the validation clients. Settings that "
-            f"were tried: {told}."
+            "For each method, the settings that scored best on the validation clients (tried: "
+            f"{told})."
         )
         group = chosen
     items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title, styles)]

@@ -97,7 +97,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
         metavar="I/N",
         type=_shard,
         default=(1, 1),
-        help="run the cells I, I + N, I + 2 N, ... alone, in a folder of their own: for job arrays",
+        help="run only the cells I, I + N, I + 2 N, ..., in a separate folder: for job arrays",
     )
     parser.add_argument(
         "--merge",
@@ -106,7 +106,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
         help="copy the cells of these folders into a new one, run what is missing, write the "
         "tables",
     )
-    parser.add_argument("--dry-run", action="store_true", help="say what would run, and end")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, and exit")
     add_trust(parser)
     parser.add_argument(
         "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
