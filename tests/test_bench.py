@@ -25,7 +25,6 @@ from fedjax_sim import __main__ as door
 from fedjax_sim import bench, models, privacy, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
-from fedjax_sim.cli import running
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import documented
@@ -48,8 +47,11 @@ from fedjax_sim.partition import (
     save_partition,
 )
 from fedjax_sim.run import DivergedError, Result, simulate
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.simulation import toy
+
+RUN = Experiment.run
 
 BASE = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--no-cache",
         "--devices", "1"]  # fmt: skip
@@ -115,12 +117,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder, results = tmp_path_factory.mktemp("bench") / "run", list[Result]()
 
     def spy(*args: Any, **kwargs: Any) -> Result:
-        results.append(simulate(*args, **kwargs))
+        results.append(RUN(*args, **kwargs))
         return results[-1]
 
     options = ["--rounds", "5", "--phases", "4", "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
-        patch.setattr(running, "simulate", spy)
+        patch.setattr(Experiment, "run", spy)
         assert bench.main([*TINY, *options]) == 0
     return Ran(folder, said.getvalue(), dict(zip(("phase_shift", "fedavg"), results, strict=True)))
 
@@ -319,7 +321,7 @@ def test_help_is_of_the_methods_that_run(capsys: pytest.CaptureFixture[str]) -> 
     assert "flags of phase_shift, fedavg, and their defaults there:" in text
     assert "--phases N n: number of groups; must divide clients_per_round." in text
     assert "--redistribution-rounds" not in text  # of a method that does not run
-    assert "learning rate; the defaults are for SGD (default: digits 0.02, mnist 0.001" in text
+    assert "learning rate of the clients; the defaults are for SGD (default: digits 0.02, mnist" in text
 
 
 def test_help_is_true_for_every_method_that_has_the_flag(
@@ -645,7 +647,7 @@ def test_folder_without_a_record_is_removed(
     def stopped(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr(running, "simulate", stopped)
+    monkeypatch.setattr(Experiment, "run", stopped)
     if there:
         (tmp_path / "run").mkdir()
     status = 130 if error is KeyboardInterrupt else 1
@@ -664,9 +666,9 @@ def test_interrupt_keeps_what_was_written(
             on_evaluation(evaluation)
             raise KeyboardInterrupt
 
-        return simulate(*args, on_evaluation=record, **kwargs)
+        return RUN(*args, on_evaluation=record, **kwargs)
 
-    monkeypatch.setattr(running, "simulate", interrupted)
+    monkeypatch.setattr(Experiment, "run", interrupted)
     assert bench.main([*TINY, "--compare", "none", "--out", str(tmp_path / "run")]) == 130
     assert str(tmp_path / "run") in capsys.readouterr().err
     assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]

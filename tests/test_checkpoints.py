@@ -28,14 +28,16 @@ from conftest import BARE, assert_trees, known, some_slow
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.base.files import DamagedError
-from fedjax_sim.cli import running
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
 from fedjax_sim.run import checkpoint_files, checkpoints, runner, simulate
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import code_digests, digest
 from fedjax_sim.run.records import Evaluations
+
+RUN = Experiment.run
 
 TOY = fs.toy(7, 0.9)
 OLD = (Path(__file__).parent / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
@@ -719,10 +721,10 @@ def test_a_signal_is_heard_and_the_command_goes_on(
                     STOPPING.hear(sent)
                 on_evaluation(evaluation)
 
-            return simulate(*args, on_evaluation=record, **kwargs)
+            return RUN(*args, on_evaluation=record, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(running, "simulate", signalled)
+            patch.setattr(Experiment, "run", signalled)
             patch.setattr(STOPPING, "_asked", None)
             assert bench.main(argv) == status
         told = capsys.readouterr().err

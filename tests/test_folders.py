@@ -26,8 +26,10 @@ from fedjax_sim.cli import folder, partitioning, running
 from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, make_folder
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.run import simulate
+from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import random_settings
+
+RUN = Experiment.run
 
 TINY = ["--clients", "8", "--seeds", "1", "--model", "logistic", "--emd", "0.9", "--rounds", "3"]
 TINY += ["--algo", "fedavg", "--compare", "none", "--devices", "1", "--checkpoint-every", "0"]
@@ -261,9 +263,9 @@ def test_a_folder_that_is_gone_ends_the_run_in_a_line(
                 if how == "deleted":
                     shutil.rmtree(elsewhere)
 
-        return simulate(*args, on_evaluation=record, **kwargs)
+        return RUN(*args, on_evaluation=record, **kwargs)
 
-    monkeypatch.setattr(running, "simulate", simulated)
+    monkeypatch.setattr(Experiment, "run", simulated)
     monkeypatch.setattr(running, "draw_clients", lambda *args: None)
     assert bench_main(out, *checkpoints) == 2
     place = f"{out} was" if checkpoints else f"checkpoints in {out}/checkpoints/fedavg: it was"

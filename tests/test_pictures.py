@@ -407,7 +407,7 @@ def test_the_partition_command_draws_what_is_asked_for(
     assert not [*(tmp_path / "run").glob("*.png")]
     assert {f.get_suptitle() for f in figures} == {"digits, dirichlet(0.5), 9 clients"}
     assert partitioning.command([*argv[:-1], "jpg"]) == 2
-    assert "'jpg' (choose from" in capsys.readouterr().err
+    assert "must be one of png, pdf, svg, got 'jpg'" in capsys.readouterr().err
 
 
 def test_the_run_draws_what_is_asked_for(tmp_path: Path, figures: list[Any]) -> None:

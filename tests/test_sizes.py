@@ -216,7 +216,7 @@ def test_a_number_that_no_part_rejects_is_a_line() -> None:
             "ll --labels-per-client 2 --seeds",
             "--seeds: must be a whole number at least 1",
         ),
-        ("matched --mu 3 --lam 1 --moves", "moves must be in 0..100000000, got 2147483647"),
+        ("matched --mu 3 --lam 1 --moves", "moves must be in 0 to 100000000, got 2147483647"),
     ],
 )
 def test_partitions_end_too(

@@ -1,4 +1,4 @@
-"""The contracts: what each part is given, in which shapes, and what it returns."""
+"""The contracts: arguments, shapes and results of every part."""
 
 from __future__ import annotations
 

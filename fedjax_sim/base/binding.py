@@ -1,4 +1,4 @@
-"""What the calls of a text return: their arguments are bound to what a name stands for."""
+"""Evaluates the calls of a text: looks names up, and binds arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(node: Node, find: Callable[[str], Any]) -> Any:
 
     Args:
         node: of :func:`parse`.
-        find: returns what a name stands for, or raises ValueError.
+        find: returns the value of a name, or raises ValueError.
 
     Raises:
         ValueError: if a name is unknown or an argument does not fit.

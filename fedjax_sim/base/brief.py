@@ -28,7 +28,7 @@ def brief(value: Any, entries: Mapping[str, Any]) -> str:
 
     Args:
         value: of that kind.
-        entries: what is shown by name; None is left out.
+        entries: values to show by name; None is left out.
 
     >>> brief((), {"x": np.zeros((2, 3)), "n": 4, "other": None, "name": "a"})
     "tuple(x=float64[2, 3], n=4, name='a')"

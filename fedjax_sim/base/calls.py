@@ -55,7 +55,7 @@ class Call:
     """A call.
 
     Attributes:
-        name: of what is called.
+        name: the name of the callee.
         args: the positional arguments.
         named: the keyword arguments.
     """

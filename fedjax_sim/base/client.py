@@ -155,7 +155,7 @@ class Correction(Part):
 
     @property
     def kind(self) -> object:
-        """What it corrects: two corrections of one kind would correct twice, and are rejected."""
+        """The kind of correction: two of one kind would correct twice, and are rejected."""
         return type(self)
 
     @property

@@ -116,7 +116,7 @@ class Clock(Part):
 
     @property
     def clients(self) -> int | None:
-        """The number of clients that it knows; None: any number."""
+        """The number of clients of the clock; None: any number."""
         return None
 
     @property

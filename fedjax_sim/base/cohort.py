@@ -1,4 +1,4 @@
-"""What is known of the models that meet at the server."""
+"""The cohort: the server's knowledge of the collected models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LocalInfo(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """What is known of the models that meet at the server, by row.
+    """The server's knowledge of the collected models, by row.
 
     A row holds the model of one slot. There are P rows, as many on each device, so that some may
     hold no slot. Putting them in the order of slots first would cost a gather of all models across
@@ -35,13 +35,13 @@ class Cohort(NamedTuple):
 
     Attributes:
         server: the server model w_t, as it was at the start of the round.
-        received: ``[P, *p]`` or ``[1, *p]``, what the updates are measured from: the server model,
+        received: ``[P, *p]`` or ``[1, *p]``, the origin of the updates: the server model,
           or what each slot left the server with if that may be another one.
         client: ``int32[P]``, k; N if none was visited.
         present: ``bool[P]``, whether the row's model visited a client in this round.
         samples: ``int32[P]``, n_k; 0 if no client was visited.
         info: ``[P]``, the clients' reports.
-        tag: ``[P]``, what the broadcast said of the model that was received: its staleness, say.
+        tag: ``[P]``, the broadcast's tag of the received model, for example its staleness.
         data: the population.
     """
 
@@ -56,13 +56,13 @@ class Cohort(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What the server has aggregated.
+    """The aggregate of a round.
 
     Attributes:
         updates: ``[P, *p]``, measured from ``cohort.received``, after all pre-aggregations; () if
           neither the server nor the broadcast reads them.
         weights: ``f32[P]``; a row of weight 0 is absent, and may hold NaN.
-        cohort: what is known of the rows.
+        cohort: the server's knowledge of the rows.
     """
 
     updates: Variables

@@ -38,7 +38,7 @@ _HEADERS = {
 
 
 class DamagedError(ValueError):
-    """A file that cannot be what its name says, or is larger than the memory."""
+    """A file whose content does not fit its name, or that is larger than the memory."""
 
 
 def memory_of_host() -> int | None:
@@ -249,7 +249,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_written() -> None:
-    """Removes what this process is writing; for one that ends at once."""
+    """Removes unfinished files of this process; for a process that ends at once."""
     for aside in tuple(_written):
         with suppress(OSError):
             aside.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Models, their losses, and what a client minimises."""
+"""Models, losses and objectives."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ class LossFn(Protocol):
 
 
 class Context(NamedTuple):
-    """What a client knows in a step besides its weights and the minibatch.
+    """The context of a local step, in addition to weights and minibatch.
 
     Attributes:
         received: the model w_recv as the client received it.
         client: the client: its number, its samples.
         key: the step's own, for dropout.
-        memory: what it remembers of its last visit, see :class:`Memory`; () for nothing.
-        shared: what all clients told the server, see :class:`fedjax_sim.base.Shared`; or ().
+        memory: the client's memory of its last visit, see :class:`Memory`; () without one.
+        shared: statistics of all clients, see :class:`fedjax_sim.base.Shared`; () without.
     """
 
     received: Variables
@@ -120,7 +120,7 @@ class Context(NamedTuple):
 
 
 class Objective(Protocol):
-    """What a client minimises on one minibatch."""
+    """The objective of a client on one minibatch."""
 
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context, /
@@ -131,12 +131,12 @@ class Objective(Protocol):
             params: the weights w_k being trained.
             state: the model's other variables.
             batch: the samples.
-            context: what else the client knows.
+            context: memory, shared statistics and more.
         """
 
 
 class Memory(Part):
-    """What a client remembers from visit to visit, for its objective."""
+    """The memory of a client from visit to visit, for its objective."""
 
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the memory before the first visit, for the variables of the initial model."""
@@ -148,7 +148,7 @@ class Memory(Part):
 
 
 class Companion(Part):
-    """A personal model that a client trains beside the shared one; it does not travel.
+    """A personal model that a client trains besides the shared one; it does not travel.
 
     In every step its weights descend on the loss of the model that the client uses, in which the
     shared model, as it was before the step, is a constant. Its state becomes that model's.
@@ -174,7 +174,7 @@ class Companion(Part):
 
 
 class Accompanied(NamedTuple):
-    """What a client keeps of its :class:`Companion`.
+    """The state of a client's :class:`Companion`.
 
     Attributes:
         own: the companion.

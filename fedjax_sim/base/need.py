@@ -14,7 +14,7 @@ class Need(NamedTuple):
 
     Attributes:
         role: the role of the other part, as a keyword of ``compose``.
-        what: what is required, in words: "the plain mean".
+        what: the requirement in words: "the plain mean".
         met: whether the parts (:class:`fedjax_sim.round.Parts`) meet it.
         instead: what to write instead: "aggregator=mean".
     """

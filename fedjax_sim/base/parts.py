@@ -75,7 +75,7 @@ class Part:
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        """What the part requires of the other parts."""
+        """The requirements of the part on other parts."""
         return ()
 
     @property

@@ -23,7 +23,7 @@ class Range(NamedTuple):
     """A range of numbers; NaN is in none.
 
     Attributes:
-        words: what a number must be.
+        words: the requirement in words.
         least: lower bound.
         most: upper bound.
         open_below: whether the lower bound itself is out of range.

@@ -65,8 +65,8 @@ class Registry(Mapping[str, T]):
     for: finding them takes 20 ms, and loading them as long as importing their modules.
 
     Args:
-        kind: what a value is, for messages.
-        wanted: what a value must be, for messages.
+        kind: the kind of value, for messages.
+        wanted: the requirement on a value, for messages.
         fits: whether a value is that.
         makes: the types that such a value is or returns, the first one for messages.
         group: the group of entry points; "" for none.
@@ -278,7 +278,7 @@ class Registry(Mapping[str, T]):
 
 @functools.cache
 def entry_points() -> Any:  # two types with a select(), before and since Python 3.12
-    """Those of all installed packages, looked for once: it takes 20 ms."""
+    """Returns the plugins of all installed packages, searched once: it takes 20 ms."""
     from importlib import metadata
 
     return metadata.entry_points()

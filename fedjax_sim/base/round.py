@@ -1,4 +1,4 @@
-"""What one round hands to the next, and what it reports."""
+"""The state between rounds, and the metrics of a round."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Slots(NamedTuple):
         visits: ``int32[S]``, the clients that trained this model since it left the server.
         samples_visited: ``int32[S]``, the sum of their n_k.
         info: ``[S]``, the last client's report.
-        tag: ``[S]``, what the broadcast said of the model.
-        received: ``[S, *p]``, what they left the server with; () if nothing asks for it.
+        tag: ``[S]``, the broadcast's tag of the model.
+        received: ``[S, *p]``, the models as they left the server; () if no part needs them.
         weight: ``f32[S]``, what each is divided by to be used; () if by nothing.
     """
 
@@ -46,7 +46,7 @@ class AtWork(NamedTuple):
         back: ``[C]``, when it comes back; without a client, when the server looks for one again.
         lost: ``bool[C]``, whether it comes back with nothing.
         down: ``f32[C]``, the seconds of its download.
-        seconds: ``f32[C]``, those that it computes.
+        seconds: ``f32[C]``, the seconds that it computes.
         length: ``f32[C]``, the seconds from download to upload.
         idle: ``bool[C]``, whether nobody has the model, and nothing is awaited.
         update: ``int32[C]``, the round in which it was sent.
@@ -79,14 +79,14 @@ class FedState(NamedTuple):
         client_state: ``[N, *]``, what each client's local update keeps.
         own: ``[N, *p]``, the leaves that stay with each client; None in place of the others, () if
           all travel.
-        sending: ``[N, *]`` for each part, what each client keeps for what it sends.
-        shared_state: what the local updates share through the server.
+        sending: ``[N, *]`` for each part, the clients' states of the sending parts.
+        shared_state: the state that local updates share through the server.
         broadcast: the state of the broadcast.
         preaggregation: the states of the pre-aggregations.
         diagnostics: the states of the diagnostics.
         clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
         at_work: see :class:`AtWork`; () if a round waits for those that it sent.
-        redistribution: what it remembers; () if nothing.
+        redistribution: its state; () without one.
     """
 
     round: Array
@@ -128,10 +128,10 @@ class Traffic(NamedTuple):
     Attributes:
         upload: of a model sent by a client.
         download: of a model sent to a client.
-        message: of what a client sends besides, in every round in which it trains: the change of
+        message: bytes of a client's message, in every round in which it trains: the change of
             SCAFFOLD's control variate, its answer before it trains, the numbers that a part
             ``reads``.
-        shared_state: of what the server sends it besides, in every such round.
+        shared_state: bytes of the shared state that the server sends, in every such round.
         fragments: of those of a model, if they travel in turn; no model is uploaded whole then.
         finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
         answer: of what each client sends that is asked before the draw, see
@@ -165,7 +165,7 @@ class Metrics(NamedTuple):
         client: ``int32[S]``, the client that trained each slot's model; N for an idle slot.
         source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
-        time: what the clock says of it; None without one.
+        time: the times of the clock; None without one.
         answers: ``int32[]``, clients that have answered before the draw; None if none is asked.
     """
 

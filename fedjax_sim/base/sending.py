@@ -21,8 +21,8 @@ class Sent(NamedTuple):
     """One client's upload.
 
     Attributes:
-        update: what the receiver adds to the model that it knows the client received.
-        message: what is sent along with it, such as the change of a control variate; () if nothing.
+        update: the change that the receiver adds to the model that the client received.
+        message: the accompanying message, such as the change of a control variate; or ().
         kept: the client's new state.
         present: ``bool[]``, whether anything is sent.
     """
@@ -53,7 +53,7 @@ class Sending(Part):
             key: the client's key for this round and part.
             kept: the client's state.
             update: the trained model minus the received model.
-            message: what is sent along with the model.
+            message: the message that accompanies the model.
             client: ``int32[]``, k.
         """
         return Sent(update, message, kept)

@@ -1,4 +1,4 @@
-"""What the server does with the models that it collects."""
+"""The server: weighting, aggregation and the step of the server model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class MechanismEpsilon(Protocol):
         sampling: Participation,
         slots: int,
     ) -> float:
-        """Returns ε; the arguments are those of :func:`fedjax_sim.privacy.epsilon`."""
+        """Returns ε; takes the arguments of :func:`fedjax_sim.privacy.epsilon`."""
 
 
 class PreAggregation(Part):

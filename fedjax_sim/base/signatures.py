@@ -1,4 +1,4 @@
-"""What a function takes, read from its signature."""
+"""The parameters of a function, read from its signature."""
 
 from __future__ import annotations
 

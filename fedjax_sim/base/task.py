@@ -69,7 +69,7 @@ class Task(Part):
         """Raises ValueError, beginning with ``name``, if targets ``y [n, ...]`` do not fit."""
 
     def answers(self, outputs: Array, y: Array, /) -> PyTree:
-        """Returns what is stored per sample until ``sums``: leaves ``[B, ...]``."""
+        """Returns the values that are stored per sample until ``sums``: leaves ``[B, ...]``."""
         raise NotImplementedError
 
     def sums(self, answers: PyTree, y: Array, group: Array, groups: int, /) -> PyTree:

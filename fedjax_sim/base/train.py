@@ -17,8 +17,8 @@ class Trained(NamedTuple):
 
     Attributes:
         variables: the trained model.
-        client_state: what the client keeps for its next visit.
-        message: what it sends beside the model; () for nothing.
+        client_state: the client's state for its next visit.
+        message: the message that accompanies the model; () without one.
         info: its report.
     """
 
@@ -54,7 +54,7 @@ class TrainInSteps:
 
     Attributes:
         whole: all of it.
-        begin: ``(...) -> (plan, carry)``, what its steps read and what they change.
+        begin: ``(...) -> (plan, carry)``: the inputs of its steps, and the state they change.
         stretch: ``(plan, carry, ...) -> (plan, int32[])``, what the next steps read and how many
           there are, an epoch, say; 0 if the visit is over.
         step: ``(plan, carry, ...) -> carry``.

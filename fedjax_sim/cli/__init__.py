@@ -1,1 +1,1 @@
-"""What the commands are made of; the doors are ``bench`` and ``python -m fedjax_sim.partition``."""
+"""The implementation of the commands ``fedjax_sim.bench``, ``partition``, ``report``, ``study``."""

@@ -1,4 +1,4 @@
-"""``--initial`` and ``--lora``: what a run starts from, and low-rank adapters on it."""
+"""``--initial`` and ``--lora``: the initial weights of a run, and low-rank adapters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--compile-for``: what the programs of a command need on devices that need not be there."""
+"""``--compile-for``: memory and operations of a command's programs on absent devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTE = "of one device; GFLOP and GB read and written are of one pass through eac
 
 
 def compile_all(config: Config, setup: Setup) -> None:
-    """Compiles the programs of every algorithm and prints what they need."""
+    """Compiles the programs of every algorithm; prints their memory and operations."""
     devices = setup.execution.devices
     print(
         f"{title(config, setup)}, {setup.model_name}; {len(devices)} x {devices[0].device_kind}\n"

@@ -59,16 +59,16 @@ class Setup:
     """Everything that runs, built and checked.
 
     Attributes:
-        task: what is learnt.
+        task: the learning task.
         score: the one that tables show.
         class_names: of them, empty if the data have none.
-        about: what the data set is, who trains and who is scored.
+        about: description of the data set, the training clients and the scored samples.
         model: takes the samples as the problem has them.
-        model_name: what was asked for, or what fits the samples.
+        model_name: the requested model, or one that fits the samples.
         sampler: the text of the partition.
         partitions: one per seed, or one for all.
         tables: samples per client and class, ``int64[N, M]``, one per seed; without classes M is 1.
-        problem: what trains and what is scored.
+        problem: training and test samples.
         execution: devices and chunks.
         algorithms: by name.
         varied: an algorithm by its name, with other values of what it has been given.
@@ -301,7 +301,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
         name: a name in ``MODELS``, or ``package.module:factory``, see
           :func:`fedjax_sim.models.factories.model_of`.
         dataset: gives shape, task and scale.
-        precision: what it computes in.
+        precision: precision of its computations.
 
     Raises:
         ValueError: if there is no such model, or it does not fit the data.

@@ -164,16 +164,16 @@ class Preparation(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Scores(Group):
-    """What is scored, and how.
+    """The scored samples and the score.
 
     Attributes:
-        split: what is scored, see :mod:`fedjax_sim.cli.problem`.
+        split: the scored samples, see :mod:`fedjax_sim.cli.problem`.
         folds: of ``clients``, else None.
         test_fraction: of ``holdout``; None for the test samples that the data have of each client,
           or where they do not say it for a fifth.
         standardise: of a table's numeric columns, by the statistics of all training clients or of
           each client; None for the first of a table.
-        score: what the table shows, the picture draws and the best round is chosen by; None for
+        score: the score in tables and pictures, and for the best round; None for
           the task's leading one.
         delta: δ of what DP-FedAvg and DP-FTRL spend; None for N^-1.1.
     """
@@ -252,7 +252,7 @@ class Config:
         trained: settings of local training that are one algorithm's own.
         experiment: data, clients and rounds.
         preparation: what becomes of the clients' samples.
-        scores: what is scored.
+        scores: the scored samples and the score.
         training: the local update.
         ending: what ends it before the last round.
         timing: how long its rounds take.

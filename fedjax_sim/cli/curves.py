@@ -29,9 +29,9 @@ class Curve:
         rounds: done at each evaluation.
         sent: bytes up and down by then, the mean over runs, ``f64[T]``.
         scores: ``f64[T, R]``; the line stops where none is known.
-        across: more of what it is drawn against, ``f64[T]`` by the title of the axis.
-        end: what the legend says instead of the last score.
-        style: colour and dashes of the line; None for those of its place among the curves.
+        across: other horizontal axes, ``f64[T]`` by the title of the axis.
+        end: text in the legend in place of the last score.
+        style: colour and dashes of the line; None: chosen by its place among the curves.
     """
 
     name: str

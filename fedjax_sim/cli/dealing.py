@@ -1,4 +1,4 @@
-"""Who gets which samples: the sampler that is asked for, or the one that fits the data."""
+"""The partition of a run: the requested sampler, or one that fits the data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Deal(NamedTuple):
     Attributes:
         text: the text form of a sampler, or the name of a .npz file.
         clients: N; None for as many as there are natural clients, or the file has.
-        why: why it is the default; "" if it was asked for.
+        why: why it is the default; "" if it was requested.
     """
 
     text: str
@@ -65,11 +65,11 @@ def choose(
     tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
 
     Args:
-        text: the sampler or the file that was asked for; None for none.
-        clients: N, if it was asked for.
+        text: the requested sampler or file; None for none.
+        clients: N, if it was requested.
         dataset: whose training samples are dealt.
         seeds: of the partitions.
-        flag: that asks for another sampler.
+        flag: the flag that requests another sampler.
 
     Raises:
         ValueError: if another number of clients than the natural one is asked for, without a

@@ -1,4 +1,4 @@
-"""What each data set is trained with unless told otherwise."""
+"""Default settings of local training by data set."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedjax_sim.data import Dataset, parse_dataset
 
 
 class Defaults(NamedTuple):
-    """What a data set is trained with unless told otherwise.
+    """Default settings of local training for a data set.
 
     Attributes:
         model: None for one that fits the shape of a sample.
         lr: η of SGD.
         epochs: E.
         rounds: of FedAvg.
-        score: what the table shows; None for the task's leading one.
+        score: the score in the table; None: the first of the task.
     """
 
     model: str | None
@@ -91,7 +91,7 @@ def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -
 
 
 def defaults_of(dataset: str) -> Defaults:
-    """Returns what a data set is trained with, by its name."""
+    """Returns the default settings of a data set, by its name."""
     key, _ = parse_dataset(dataset)
     options = dataset.split(",")[1:] if key == "csv" else []
     table = any(option.strip().startswith("label=") for option in options)

@@ -77,7 +77,7 @@ def check_target(
 
     Args:
         ending: the settings.
-        task: what is learnt.
+        task: the learning task.
         score: that is to reach the target.
         algorithms: by name.
         own: whether the clients' own models are scored.

@@ -109,7 +109,7 @@ def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> It
     """Puts a flag, a file or a method before the message of an error of the block.
 
     Args:
-        where: what the message is about.
+        where: the subject of the message.
         kinds: the exceptions that become such a ValueError.
 
     >>> with naming("--lora 4"):

@@ -45,7 +45,7 @@ class RunFolder:
         path: a folder that is new or empty, unless a run is resumed in it.
         config: the settings, for ``config.json``.
         pictures: their format.
-        resumed: whether the folder is that of a run which goes on; its records are written anew.
+        resumed: whether the folder belongs to a resumed run, whose records are rewritten.
         named: whether the user chose the folder; a default one that is taken gets a suffix.
         sink: a tracker that gets them too; None for none.
 
@@ -128,7 +128,7 @@ class RunFolder:
             evaluation: of R runs.
             runs: what sets each apart (its seed, its fold).
             tables: samples per client and class, ``int64[N, M]``, one per seed.
-            task: what is learnt.
+            task: the learning task.
             names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a run of the command left in its folder, for further work."""
+"""Loads the results of a run folder."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class SavedRun:
 
     @property
     def test(self) -> EvalSet:
-        """What was scored."""
+        """Returns the scored samples."""
         return self._setup.problem.test
 
     def variables(self, algorithm: str, at: int | Literal["validated"] | None = None) -> Variables:

@@ -46,10 +46,10 @@ class Machine(Group):
         resume: the folder of a run that stopped; None to begin one.
         checkpoint_every: seconds.
         checkpoints: whether there are any.
-        keep_weights: whether the server's model of every evaluation is kept beside them.
+        keep_weights: whether the server model of every evaluation is kept too.
         json: whether the summary is printed, in place of tables.
         sink: a tracker that gets the scores too; None for none.
-        dry_run: whether it is only told what would run.
+        dry_run: whether the command only prints what would run.
     """
 
     title: ClassVar[str] = "machine and output"

@@ -151,7 +151,7 @@ def chosen_options(
     """Returns the keyword arguments of each algorithm that were given.
 
     Args:
-        given: what the command line gave.
+        given: values of the command line.
         chosen: the algorithms that will run, and the arguments that are each one's own.
         owners: every parameter that is a flag.
 

@@ -51,7 +51,7 @@ class _Chosen(NamedTuple):
         algorithms: those that run, in order, with settings of their own.
         names: of the methods among them.
         listed: those whose flags the command has.
-        helping: whether help is asked for.
+        helping: whether help is requested.
     """
 
     algorithms: tuple[str, ...]

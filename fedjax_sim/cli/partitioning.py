@@ -50,7 +50,7 @@ def _samplers() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Request(Source):
-    """What is dealt, and to how many clients.
+    """The data and the number of clients.
 
     Attributes:
         pool: whether the test set is dealt too.
@@ -93,11 +93,11 @@ class Job:
     """A request and its sampler.
 
     Attributes:
-        request: what the command line gave.
+        request: settings of the command line.
         sampler: a name in ``SAMPLERS``, or the place of one to import; "" for the data's default.
         options: its keyword arguments.
         clients: N; None for all natural ones, or what is not known without the data.
-        why: why the sampler is the default; "" if it was asked for.
+        why: why the sampler is the default; "" if it was requested.
     """
 
     request: Request
@@ -118,7 +118,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: its arguments; None for those of this process.
+        argv: its arguments; None: the arguments of this process.
 
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.

@@ -117,7 +117,7 @@ def checked(role: str, text: str) -> str:
 
 
 def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
-    """Returns what a tree means in a part of a role.
+    """Returns the value of a tree in a part of a role.
 
     Args:
         role: of :func:`fedjax_sim.compose`.
@@ -263,7 +263,7 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
     Args:
         algorithm: the method.
         texts: by role.
-        common: what the names of :data:`GIVEN` stand for.
+        common: the values of the names in :data:`GIVEN`.
 
     Raises:
         ValueError: if a part cannot be made, or does not fit the others; names the flag.

@@ -1,4 +1,4 @@
-"""What trains and what is scored: a data set, its partitions and a way to split them."""
+"""Training and test samples: a data set, its partitions and a way to split them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def population(
 
     Args:
         dataset: as it was loaded.
-        split: what is scored.
+        split: the scored samples.
         natural: whether its natural clients are the clients.
         test_fraction: of ``holdout``, if it is asked for.
     """

@@ -133,7 +133,7 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
 
 
 def _read(text: str) -> list[tuple[calls.Call, ByRounds]]:
-    """Returns the calls of a text, and what they make."""
+    """Returns the calls of a text with their results."""
     find = finder("schedule", FORMS)
     with naming(f"must be constant, or one of {TEXTS}, or several joined by *"):
         read = [calls.as_call(node, text) for node in calls.factors(text)]

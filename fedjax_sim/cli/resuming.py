@@ -28,7 +28,7 @@ _STARTED = ("--resume", "--out", "--distributed")
 
 
 class Resuming(NamedTuple):
-    """What a command line asks for.
+    """The requests of a command line.
 
     Attributes:
         folder: the folder to go on in; None for a new run.
@@ -112,7 +112,7 @@ def asked(argv: Sequence[str]) -> Resuming:
 
 
 def check_settings(folder: Path, begun: Config, config: Config) -> None:
-    """Refuses settings that would make another run of it.
+    """Rejects settings that would change the run.
 
     Args:
         folder: of the run.
@@ -120,7 +120,7 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
         config: as it is to go on.
 
     Raises:
-        ValueError: if a setting differs; names its flag, what it is and what it was.
+        ValueError: if a setting differs; names its flag, its new and its old value.
     """
     before, now = begun.record(), config.record()
     for name in before | now:  # parts that were not given are in neither

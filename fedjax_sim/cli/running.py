@@ -1,4 +1,4 @@
-"""Runs what was built, and records it."""
+"""Runs the algorithms of a command, and records their results."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def run(
 
     Args:
         config: the settings.
-        setup: what was built of them.
+        setup: data, model and algorithms.
         groups: the algorithms by their programs.
         folder: for the records; None where another process writes them.
         command: as it was given.

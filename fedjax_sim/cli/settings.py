@@ -12,16 +12,16 @@ from fedjax_sim.cli.flags import flag, kind
 
 
 class Setting(NamedTuple):
-    """What is known of a setting beside its type and default.
+    """Metadata of a setting, in addition to its type and default.
 
     Attributes:
-        help: what the flag is for; or a function that says it, if that takes a look at registries.
+        help: the help text, or a function that returns it, if it lists entries of registries.
         shown: the default in words; None for the default itself, "" for nothing.
         metavar: what stands for the value.
-        convert: reads the value; None for what the type says.
+        convert: reads the value; None: determined by the type.
         limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
         instead: a flag that may be given in place of this one, its help, and what reads its value.
-        place: whether it is a place on this machine, which says nothing of a run.
+        place: whether it is a place on this machine, which does not change results.
     """
 
     help: str | Callable[[], str]
@@ -106,7 +106,7 @@ class Group:
         """Returns the settings of a namespace; those that were not given have their defaults.
 
         Args:
-            given: what the command line gave, of other groups too.
+            given: values of the command line, of other groups too.
             defaults: those that are not the fields' own.
         """
         known = {**(defaults or {}), **given}

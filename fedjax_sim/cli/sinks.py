@@ -128,7 +128,7 @@ def known(text: str) -> str:
 
 
 class Sending:
-    """Sends what a run records to a sink for each algorithm and seed, until that fails.
+    """Sends the records of a run to a sink for each algorithm and seed, until that fails.
 
     Args:
         name: of the sink.
@@ -147,7 +147,7 @@ class Sending:
             self._guarded(self._logged, row)
 
     def close(self) -> None:
-        """Closes what is open."""
+        """Closes all open runs."""
         for sink in self._open.values():
             self._guarded(sink.close)
 

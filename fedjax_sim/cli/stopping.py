@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C) and SIGTERM, which a thread of a command hears whatever else runs.
+"""SIGINT (Ctrl-C) and SIGTERM, which a thread of a command receives whatever else runs.
 
 Python calls handlers of signals only between two steps of its main thread, thus not while XLA
 compiles or runs; and what a handler raises within the callback of a weak reference is lost.
@@ -21,7 +21,7 @@ class Stopped(KeyboardInterrupt):
     """A signal ended the run.
 
     Attributes:
-        status: the exit status that says so.
+        status: the exit status of such an end.
     """
 
     def __init__(self, number: int) -> None:
@@ -87,7 +87,7 @@ STOPPING = Stopping()
 
 
 def listen() -> None:
-    """Starts the thread that hears signals; for processes that are a command.
+    """Starts the thread that receives signals; for processes that are a command.
 
     SIGINT stays ignored where it is: a shell's script lets what it starts in the background do so.
     """

@@ -1,4 +1,4 @@
-"""What is told of a run at its end: ``summary.json`` and what the terminal shows."""
+"""The summary of a run: ``summary.json`` and the tables in the terminal."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def privacy_spent(name: str, config: Config, setup: Setup, rounds: int) -> dict[
 
 
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints what has run and the table."""
+    """Prints the title and the table."""
     experiment, devices = config.experiment, setup.execution.devices
     prepared = _prepared(config.preparation, setup) + adapting.told(config.weights, setup.model)
     prepared += attacking.told(config.attack, setup.problem.data.clients)
@@ -174,7 +174,7 @@ def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
     """Returns μ of the proximal term in the first round and after the last, the mean over runs.
 
     Args:
-        algorithm: what has run.
+        algorithm: the algorithm that ran.
         state: after the last round, ``[R, ...]``.
 
     Returns:

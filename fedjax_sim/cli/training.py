@@ -1,4 +1,4 @@
-"""The local update: its settings, what they mean, and whether it takes a step."""
+"""The local update: its settings, the update itself, and its number of steps."""
 
 from __future__ import annotations
 

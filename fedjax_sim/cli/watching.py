@@ -1,4 +1,4 @@
-"""Who is told while programs run, and the progress bar, which is told if nobody else is."""
+"""Observers of running programs; the default one is the progress bar."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def called(names: Sequence[str]) -> str:
 
 @contextmanager
 def bar(names: Sequence[str], rounds: int) -> Iterator[Tell]:
-    """Shows a progress bar on stderr; where that is no terminal, prints lines."""
+    """Shows a progress bar on stderr; where that is not a terminal, prints lines."""
     what = called(names)
     if not sys.stderr.isatty():
         yield _lines(what, rounds)
@@ -75,6 +75,6 @@ def _lines(what: str, rounds: int) -> Tell:
 
 @contextmanager
 def nobody(names: Sequence[str], rounds: int) -> Iterator[Tell]:
-    """Tells nothing."""
+    """Ignores all events."""
     del names, rounds
     yield lambda done, note: None

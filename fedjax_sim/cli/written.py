@@ -76,7 +76,7 @@ def _label(call: calls.Call) -> str:
 
 @functools.cache
 def read(label: str) -> Written:
-    """Returns what one text of :func:`written` says.
+    """Returns the method of one text of :func:`written`.
 
     >>> read("fedprox(mu=0.1, lr=0.05)")
     Written(name='fedprox', options={'mu': 0.1}, training={'lr': 0.05}, parts={})

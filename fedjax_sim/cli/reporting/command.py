@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: its arguments; None for those of this process.
+        argv: its arguments; None: the arguments of this process.
 
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
@@ -84,7 +84,7 @@ def own_files(out: Path) -> dict[str, str]:
     """Returns the files of an earlier report in a folder, and their hashes.
 
     Raises:
-        ValueError: if the path is no folder.
+        ValueError: if the path is not a folder.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file; name a folder")
@@ -102,7 +102,7 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
     """Writes the report: nothing before all of it is made.
 
     Args:
-        reading: what was read.
+        reading: the runs that were read.
         groups: its trials by problem.
         out: the folder.
         earlier: the files of an earlier report there, which is replaced.

@@ -63,7 +63,7 @@ class Group(NamedTuple):
     Attributes:
         problem: theirs.
         labels: of each, in order.
-        trials: what is compared.
+        trials: the trials to compare.
         baseline: the one that the others are compared with; None if the group lacks it.
     """
 

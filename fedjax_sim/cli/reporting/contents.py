@@ -1,4 +1,4 @@
-"""What a report says, from top to bottom, whatever it is written in."""
+"""The contents of a report, from top to bottom, for every format."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Embedded(NamedTuple):
 
     Attributes:
         path: of the file.
-        caption: what it shows.
+        caption: description of the picture.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Section(NamedTuple):
 
     Attributes:
         title: of it.
-        level: 2 for a chapter, 3 for what is within one.
+        level: 2 for a chapter, 3 for a section of one.
         items: paragraphs, tables and pictures.
     """
 
@@ -70,7 +70,7 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
     """Returns all sections of a report, and draws its pictures.
 
     Args:
-        reading: what was read.
+        reading: the runs that were read.
         groups: its trials by problem.
         folder: for the pictures.
     """

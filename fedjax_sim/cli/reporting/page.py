@@ -52,7 +52,7 @@ def html(title: str, sections: Sequence[Section], folder: Path) -> str:
 
     Args:
         title: at its top.
-        sections: what it says.
+        sections: its contents.
         folder: of the pictures.
     """
     body = ET.Element("body")

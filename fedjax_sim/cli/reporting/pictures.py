@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 
     Attributes:
         name: of its files, without their ends.
-        caption: what it shows.
+        caption: description of the picture.
     """
 
     name: str
@@ -78,7 +78,7 @@ def draw_curves(
         folder: where to.
         mark: at the end of the files' names.
         title: of the problem.
-        styles: of the lines, see :func:`styles_of`; those that are missing go by their place.
+        styles: styles of lines, see :func:`styles_of`; a missing style is chosen by the place.
     """
     drawn = []
     for part, labels, trials in _parts(group):

@@ -1,4 +1,4 @@
-"""What runs have left in their folders: the series of each method, and what else is told of it."""
+"""Reads run folders: the series of scores of each method, and its settings."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Key(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a method is scored on; scores of different problems are never compared.
+    """A learning problem; scores of different problems are never compared.
 
     Attributes:
         dataset: as the command names it.
         partition: the sampler.
         clients: N.
-        split: what is scored.
+        split: the scored samples.
         folds: of clients, or None.
         test_fraction: that each client keeps, or None.
         standardise: of a table's columns, or None.
@@ -90,8 +90,8 @@ class Trial:
         algorithm: as the command names it.
         row: the study's name for the method; None outside of a study.
         alone: whether this setting is the row's only one.
-        own: whether the scores are those of the clients' own models.
-        problem: what it is scored on.
+        own: whether personal models are scored.
+        problem: the learning problem.
         settings: all of them, its own ones too.
         score: the key of the score; it begins with "client_" if it is the mean over clients.
         metric: how the score is read.
@@ -156,8 +156,8 @@ class Reading(NamedTuple):
 
     Attributes:
         runs: the folders that have a result, by name.
-        trials: what they did, in their order.
-        unfinished: what has no result yet, in words.
+        trials: their methods, in order.
+        unfinished: runs without a result, in words.
         baseline: the row that the first study compares the others with; None without a study.
     """
 
@@ -331,7 +331,7 @@ def _problem(settings: Mapping[str, Any], score: str) -> Problem:
 
 
 def _check_alike(runs: Mapping[str, SavedRun]) -> None:
-    """Refuses tasks that cannot stand side by side; names the two runs."""
+    """Rejects tasks that cannot be compared; names the two runs."""
     (first, one), *others = runs.items()
     for name, other in others:
         ours, theirs = (saved.settings["task"].partition("(")[0] for saved in (one, other))

@@ -1,1 +1,1 @@
-"""Studies: a file of methods, settings and data, the runs that it means, and what they tell."""
+"""Studies: a file of methods, settings and data sets, its runs, and their results."""

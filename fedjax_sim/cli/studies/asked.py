@@ -1,4 +1,4 @@
-"""What the command line of a study says."""
+"""The command line of a study."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NOT_OF_A_STUDY = (
 
 
 class Asked(NamedTuple):
-    """What the command line says.
+    """The settings of the command line.
 
     Attributes:
         file: the study file.
         folder: of the study.
         resumed: whether it goes on there.
         named: whether the user chose a new folder's name; a default that is taken gets a suffix.
-        dry_run: whether it is only told what would run.
+        dry_run: whether the command only prints what would run.
         trust: the modules that names in the file and the folder may import.
         executor: the text of what runs the cells; None for this process.
         shard: I and N: every N-th cell runs, from the I-th on.

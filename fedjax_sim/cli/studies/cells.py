@@ -38,7 +38,7 @@ def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
         main: the command.
         argv: its arguments.
         where: the working folder of the study: paths and modules are those that it sees.
-        log: a file for what is printed.
+        log: the file for printed output.
     """
     if where not in sys.path:
         sys.path.insert(0, where)
@@ -82,7 +82,7 @@ def by_executor(
         text: of the executor.
         main: the command that runs a cell.
         cells: by name the arguments of a cell's command, which begins or goes on.
-        folder: for what they print, a file each.
+        folder: the folder for printed output, a file each.
         look: called again and again while they run.
 
     Yields:

@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
 
 class Study(NamedTuple):
-    """What a file says.
+    """The contents of a study file.
 
     Attributes:
         rows: the settings of each row of the table, of which the best is chosen.

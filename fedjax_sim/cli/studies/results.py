@@ -1,4 +1,4 @@
-"""What a study found: the chosen setting of each method, its scores, and whether they differ."""
+"""The results of a study: the selected setting of each method, its scores, and tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Row(NamedTuple):
         scores: test scores of the chosen setting, ``f64[R]``.
         validation: of the runs' best rounds, ``f64[R]``; None without validation clients.
         megabytes: up and down, of one run.
-        score: what it is.
+        score: the name of the score.
         metric: how it is read.
     """
 

@@ -82,7 +82,7 @@ class View:
         yield tell
 
     def lines(self) -> list[str]:
-        """Returns what it shows now."""
+        """Returns the displayed text."""
         done = len(self._work) - len(self._left)
         spent, left = self._now() - self._began, sum(self._left.values())
         first = f"{done} of {counted(len(self._work), 'cell')} done, {_time(spent)}"
@@ -92,7 +92,7 @@ class View:
         return [first, *running, *self._bests]
 
     def draw(self) -> None:
-        """Shows it in place of what was shown."""
+        """Replaces the displayed text."""
         width = os.get_terminal_size(self._terminal.fileno()).columns or 80
         lines = [line[: width - 1] for line in self.lines()]
         self._terminal.write(self._erasing() + "".join(f"{line}\n" for line in lines))
@@ -127,7 +127,7 @@ class _Above:
         return len(text)
 
     def close_line(self) -> None:
-        """Writes what is no whole line yet."""
+        """Writes an unfinished last line."""
         if self._begun:
             self._put(self._begun)
             self._begun = ""
@@ -139,7 +139,7 @@ class _Above:
 
 
 class Plain:
-    """What a view is where there is no terminal: nothing, and progress bars if there may be any."""
+    """The view without a terminal: it shows only progress bars, if they are allowed."""
 
     program = staticmethod(bar)
 
@@ -155,7 +155,7 @@ class Plain:
 
 @contextmanager
 def viewed(study: Study) -> Iterator[View | Plain]:
-    """Opens a view at the bottom of the terminal; a plain one if stderr is no terminal."""
+    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield Plain()
         return
