@@ -321,7 +321,7 @@ def test_help_is_of_the_methods_that_run(capsys: pytest.CaptureFixture[str]) -> 
     assert "flags of phase_shift, fedavg, and their defaults there:" in text
     assert "--phases N n: number of groups; must divide clients_per_round." in text
     assert "--redistribution-rounds" not in text  # of a method that does not run
-    assert "learning rate of the clients; the defaults are for SGD (default: digits 0.02, mnist" in text
+    assert "learning rate of the clients; the defaults are for SGD (default: digits 0.02" in text
 
 
 def test_help_is_true_for_every_method_that_has_the_flag(
