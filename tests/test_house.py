@@ -40,8 +40,8 @@ def test_no_module_is_long() -> None:
 
 
 HABITS = {
-    "those of": 1.2, "that of": 0.15, "what is": 3.1, "of which": 0.35, "people's verbs": 1.7,
-    "beside": 0.25, "none of": 0.85,
+    "those of": 0.65, "that of": 0.1, "what is": 0.6, "of which": 0.2, "people's verbs": 0.6,
+    "beside": 0.1, "none of": 0.7,
 }  # fmt: skip
 """The most of each habit in 1,000 words of docstrings. These numbers may only fall."""
 
@@ -49,7 +49,7 @@ HABITS = {
 def test_docstrings_are_plain_english() -> None:
     found = prose.habits(ROOT)
     assert {name: n for name, n in found.items() if n > HABITS[name]} == {}
-    assert prose.verbs_first(ROOT) > 0.75
+    assert prose.verbs_first(ROOT) > 0.95
 
 
 @pytest.mark.parametrize("name", PACKAGES)
