@@ -200,7 +200,7 @@ class Schedule(Part):
         return jnp.ones(self.slots, bool)
 
     serverless = False
-    """Whether nothing is ever due (gossip): the mean of the slots is evaluated."""
+    """Whether nothing is ever due, as in gossip; the mean of the slots is then evaluated."""
 
     @property
     def round_factor(self) -> float:

@@ -36,6 +36,9 @@ class Range(NamedTuple):
     open_below: bool = False
     open_above: bool = False
 
+    def __repr__(self) -> str:
+        return repr(self.words)  # as it stands in signatures on the site
+
     def __contains__(self, value: Any) -> bool:
         above = value > self.least if self.open_below else value >= self.least
         below = value < self.most if self.open_above else value <= self.most
@@ -80,7 +83,7 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
     """Returns the settings with a range among names in order, with annotations and namespaces.
 
     >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"][1]
-    Range(words='at least 0', least=0, most=inf, open_below=False, open_above=False)
+    'at least 0'
     """
     found = {}
     for i, (name, of, namespace) in enumerate(annotated):

@@ -86,4 +86,4 @@ class Sending(Part):
     """Whether it also changes the message sent along with the model."""
 
     forges = False
-    """Whether it is an attack: honest clients send their true updates."""
+    """Whether it is an attack; honest clients send their true updates."""
