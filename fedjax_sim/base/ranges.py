@@ -111,10 +111,8 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
         if isinstance(value, type):
-            called = value.__name__
-            raise ValueError(
-                f"{name} must be {within.words}, got the class {called}: use {called}(...)"
-            )
+            wanted, called = within.words or "a whole number", value.__name__
+            raise ValueError(f"{name} must be {wanted}, got the class {called}: use {called}(...)")
         if value is None or callable(value) or not concrete(value):
             continue
         if isinstance(value, int) and abs(value) > LARGEST:
