@@ -36,8 +36,6 @@ from fedjax_sim import (
     models,
     partition,
     preaggregation,
-    schedule,
-    selection,
     sending,
     weighting,
 )
@@ -231,8 +229,7 @@ def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Nam
         ]
         algorithm = compose(
             honest,
-            selection=selection.uniform(),
-            schedule=schedule.every_round(args.clients),
+            args.clients,
             sending=(_AnyAttack(attack, sent),),
             weighting=weighting.equal,
             preaggregation=(one_of(rule, before),),

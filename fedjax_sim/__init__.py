@@ -51,7 +51,7 @@ from fedjax_sim.engine.cores import OneDeviceWarning, use_cores
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.models import leaves, load_weights, save_weights
-from fedjax_sim.plan import clock, exchange, redistribution, schedule, selection
+from fedjax_sim.plan import clock, exchange, flight, redistribution, selection
 from fedjax_sim.round import Algorithm, cite, compose
 from fedjax_sim.run import (
     CheckpointError,
@@ -72,7 +72,6 @@ from fedjax_sim.server import (
     diagnostics,
     finish,
     preaggregation,
-    refresh,
     weighting,
 )
 
@@ -116,6 +115,7 @@ __all__ = [
     "exchange",
     "fedavg",
     "finish",
+    "flight",
     "leaves",
     "load_dataset",
     "load_run",
@@ -135,10 +135,8 @@ __all__ = [
     "privacy",
     "radfed",
     "redistribution",
-    "refresh",
     "reports",
     "save_weights",
-    "schedule",
     "selection",
     "sending",
     "server",

@@ -44,6 +44,7 @@ class Part(NamedTuple):
         return f"{self.role} {self.name}"
 
 
+FLIGHT_SETTINGS = "redistribution", "refresh", "evaluated"
 LOCAL = ("setting", "correction", "local")
 """Kinds of parts of the local update, in the order in which they are put on it."""
 SEQUENCES = ("sending", "preaggregation")
@@ -74,16 +75,16 @@ def loss() -> Any:
 
 
 BIAS = fs.leaves.named("*bias")
-FLIGHT = {"schedule": lambda: fs.schedule.delayed(SLOTS, 2)}
+FLIGHT = {"flight": lambda: fs.flight.delayed(2)}
 STAYS = {**FLIGHT, "selection": lambda: fs.selection.uniform(sticky=True)}
-SERVERLESS = {**STAYS, "schedule": lambda: fs.schedule.serverless(SLOTS)}
+SERVERLESS = {**STAYS, "flight": fs.flight.serverless}
 CLOCK = {"clock": lambda: fs.clock.simulated(fs.clock.lognormal(0.1, 1.0))}
 LATE = {"clock": lambda: fs.clock.simulated(fs.clock.lognormal(0.1, 1.0), deadline=0.5)}
 ASLEEP = {"clock": lambda: fs.clock.simulated(0.1, available=fs.clock.bernoulli(0.5))}
-THREE, FOUR = ({"schedule": functools.partial(fs.schedule.every_round, n)} for n in (3, 4))
+THREE, FOUR = ({"clients_per_round": functools.partial(int, n)} for n in (3, 4))
 ALL = {
     "selection": fs.selection.everyone,
-    "schedule": lambda: fs.schedule.every_round(N),
+    "clients_per_round": lambda: N,
     "weighting": lambda: fs.weighting.equal,
 }
 EQUAL = {"weighting": lambda: fs.weighting.equal}
@@ -103,13 +104,13 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "mediators": FOUR,
     "guided": {**CLOCK, "local": lambda local: fs.local.with_utility(local, risk())},
     "selection tiers": CLOCK, "within_deadline": LATE, "awake": ASLEEP,
-    "buffered": CLOCK, "periodic": CLOCK,
+    "buffered": {**CLOCK, "clients_per_round": lambda: N}, "periodic": CLOCK,
     "staggered": STAYS, "drift_correction": STAYS, "in_flight": FLIGHT,
     "permute": FLIGHT, "redistribution mix": SERVERLESS, "push": {**SERVERLESS, **EQUAL},
     "matchings": SERVERLESS,
     "learned": {**SERVERLESS, **EQUAL, **FINAL},
     "permanent": {**STAYS, "exchange": lambda: EXCHANGES["fragments"]()},
-    "fragments": {**STAYS, "schedule": lambda: fs.schedule.permanent(SLOTS)},
+    "fragments": {**STAYS, "flight": fs.flight.permanent},
     "by_samples_visited": FLIGHT,
     "staleness": STALE, "discounted": STALE, "q_fair": LOSSES, "agnostic": LOSSES,
     "models_taken": {"broadcast": lambda: fs.broadcast.ifca(2, risk())},
@@ -160,13 +161,13 @@ WRAPPERS: dict[str, Change] = {
     "with_final_loss": FINAL["local"],
     "with_utility": wrapping(fs.local.with_utility, risk),
 }
-SCHEDULES: dict[str, Callable[[], Any]] = {
-    "delayed": FLIGHT["schedule"],
-    "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
-    "permanent": lambda: fs.schedule.permanent(SLOTS),
-    "serverless": SERVERLESS["schedule"],
-    "buffered": lambda: fs.schedule.buffered(SLOTS, at_work=N),
-    "periodic": lambda: fs.schedule.periodic(2.0, at_work=SLOTS),
+FLIGHTS: dict[str, Callable[[], Any]] = {
+    "delayed": FLIGHT["flight"],
+    "staggered": lambda: fs.flight.staggered(2),
+    "permanent": fs.flight.permanent,
+    "serverless": fs.flight.serverless,
+    "buffered": lambda: fs.flight.buffered(SLOTS),
+    "periodic": lambda: fs.flight.periodic(2.0),
 }
 RING = fs.redistribution.ring(SLOTS)
 REDISTRIBUTIONS: dict[str, Callable[[], Any]] = {
@@ -185,7 +186,7 @@ KINDS = {
     "clock": "Clock",
 }  # fmt: skip
 PLAIN = {
-    "uniform", "every_round", "latest", "keep", "nothing", "by_samples", "mean", "replace", "traced"
+    "uniform", "every_round", "latest", "by_samples", "mean", "replace", "traced"
 }  # fmt: skip
 """What a composition has anyhow."""
 
@@ -196,7 +197,7 @@ def parts() -> Iterator[Part]:
         "setting": SETTINGS,
         "correction": PARTS["Correction"],
         "local": WRAPPERS,
-        "schedule": SCHEDULES,
+        "flight": FLIGHTS,
         "redistribution": REDISTRIBUTIONS,
         "exchange": EXCHANGES,
         "evaluated": {"in_flight": lambda: "in_flight"},
@@ -252,7 +253,7 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
     chain: dict[str, list[Change]] = {kind: [] for kind in LOCAL}
     roles: dict[str, Any] = {}
     if method is None:
-        roles = {"selection": fs.selection.uniform(), "schedule": fs.schedule.every_round(SLOTS)}
+        roles = {"selection": fs.selection.uniform(), "clients_per_round": SLOTS}
         for role, make in (pair for part in given for pair in part.beside.items()):
             if role == "correction" and any(repr(part) == "correction dynamic" for part in given):
                 continue  # it is the one that would be brought
@@ -274,6 +275,13 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
     local = local_update() if method is None else method.parts.local
     for change in (change for kind in LOCAL for change in dict.fromkeys(chain[kind])):
         local = change(local)
+    moves = {name: roles.pop(name) for name in FLIGHT_SETTINGS if name in roles}
+    if moves:
+        flight = roles.get("flight") or (method or fs.compose(local, SLOTS)).parts.flight
+        try:
+            roles["flight"] = flight.replace(**moves)
+        except TypeError as error:
+            raise ValueError(f"flight {flight} has no {min(moves)}: use delayed(rounds)") from error
     if method is not None:
         return method.replace(local=local, **roles)
     return fs.compose(local, **roles).on(ONE)

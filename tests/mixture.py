@@ -56,11 +56,11 @@ def taken_by_server(spec: dict[str, Any], t: int) -> tuple[int, int, bool]:
 
 def run(spec: dict[str, Any], drawn: Drawn, start: Vector, clusters: Sequence[Vector]) -> Outcome:
     """The composition ``spec`` in float64; a model is one vector, its statistics at the end."""
-    slots, period = drawn.client.shape[1], {"delayed": 2, "staggered": 2}.get(spec["schedule"], 1)
-    serverless, sticky = spec["schedule"] == "serverless", spec["sticky"]
+    slots, period = drawn.client.shape[1], {"delayed": 2, "staggered": 2}.get(spec["flight"], 1)
+    serverless, sticky = spec["flight"] == "serverless", spec["sticky"]
     flight = period > 1 or serverless
     travel = flight and not (sticky and spec["redistribution"] == "keep")
-    group = np.arange(slots) // (slots // 2) if spec["schedule"] == "staggered" else None
+    group = np.arange(slots) // (slots // 2) if spec["flight"] == "staggered" else None
 
     def due_at(t: int) -> NDArray[np.bool_]:
         if serverless:
@@ -247,7 +247,7 @@ def absorb(
 
 def base_is_left(spec: dict[str, Any]) -> bool:
     """Whether the server measures from what each slot left it with."""
-    unknown = spec["schedule"] == "staggered" and spec["refresh"] != "drift" and spec["sending"]
+    unknown = spec["flight"] == "staggered" and spec["refresh"] != "drift" and spec["sending"]
     return spec["broadcast"] in ("stale", "ifca") or bool(unknown)
 
 

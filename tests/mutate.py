@@ -243,11 +243,11 @@ MUTANTS = [
     Mutant("models/winograd.py", "top : top + rows", "0:rows", tests("models")),
     Mutant("models/winograd.py", "(0, 1, -1, 8, -8, 1)", "(0, 1, -1, 8, -8, 0)", tests("models")),
     # plan
-    Mutant("plan/schedule.py", "(t + 1) % self.rounds == 0", "t % self.rounds == 0", ROUND),
+    Mutant("plan/flight.py", "(t + 1) % self.rounds == 0", "t % self.rounds == 0", ROUND),
     Mutant(
-        "plan/schedule.py",
-        "jnp.asarray(self.group) == t % self.phases",
-        "jnp.asarray(self.group) == (t + 1) % self.phases",
+        "plan/flight.py",
+        "jnp.asarray(self.group(slots)) == t % self.phases",
+        "jnp.asarray(self.group(slots)) == (t + 1) % self.phases",
         ROUND,
     ),
     Mutant(
@@ -581,7 +581,7 @@ MUTANTS = [
     Mutant("server/root.py", "target), mask)", "target), mask | True)", DISTILLED),
     Mutant("server/root.py", "CLIP = 5.0", "CLIP = 50.0", DISTILLED),
     Mutant(
-        "server/refresh.py",
+        "plan/flight.py",
         "server_samples / (samples + server_samples)",
         "samples / (samples + server_samples)",
         ROUND,
@@ -863,8 +863,8 @@ MUTANTS = [
     ),
     Mutant(
         "algorithms/_asynchronous.py",
-        "schedule.every_round(buffer_size, round",
-        "schedule.every_round(1, round",
+        "return buffer_size, when",
+        "return 1, when",
         named("fedasync"),
     ),
     Mutant(

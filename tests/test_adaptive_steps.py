@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"])
     with pytest.raises(ValueError, match="no state shared through the server besides the model"):
         algorithm.replace(
-            schedule=fs.schedule.serverless(COHORT),
+            flight=fs.flight.serverless(),
             selection=fs.selection.uniform(sticky=True),
             weighting=fs.weighting.equal,
         )

@@ -17,7 +17,7 @@ from conftest import SIZES, assert_trees, known, make_federation, play, some_slo
 
 import fedjax_sim as fs
 from fedjax_sim.algorithms import fedasync, fedbuff
-from fedjax_sim.base import Now, Schedule, Traffic
+from fedjax_sim.base import Now, Traffic
 from fedjax_sim.engine.streams import Dispatch, Round, stream
 from fedjax_sim.round import arrivals, traffic
 
@@ -40,10 +40,9 @@ def local(**settings: Any) -> fs.LocalUpdate:
     return fs.local_sgd(fs.empirical_risk(net()), optax.sgd(LR), BATCH, **settings)
 
 
-def composed(schedule: fs.base.Schedule, **parts: Any) -> fs.Algorithm:
-    """FedAvg's parts on a schedule."""
-    given: dict[str, Any] = {"local": local(), "selection": fs.selection.uniform(), **parts}
-    made = fs.compose(given.pop("local"), schedule=schedule, **given)
+def composed(active: int, flight: fs.base.Flight, **parts: Any) -> fs.Algorithm:
+    """FedAvg's parts on a flight."""
+    made = fs.compose(local(), active, flight=flight, **parts)
     return made.on(ONE["execution"])
 
 
@@ -183,9 +182,10 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
     """``[worlds, rounds]`` by the package, all in one program."""
     data = jax.tree.map(jnp.asarray, federation(SAMPLES).data)
     buffered = period is None
-    schedule: Schedule = fs.schedule.buffered(size, at_work=places)
-    schedule = schedule if buffered else fs.schedule.periodic(known(period), at_work=places)
-    base = composed(schedule, clock=clock.simulated(1.0))
+    flight: fs.base.Flight = fs.flight.buffered(size)
+    if not buffered:
+        flight = fs.flight.periodic(known(period))
+    base = composed(places, flight, clock=clock.simulated(1.0))
 
     def sizes(*_: Any) -> Traffic:
         return Traffic(upload=160, download=96, message=0, shared_state=0)
@@ -283,7 +283,7 @@ MIXED = clock.simulated(clock.tiers(1, 2, 7), clock.bandwidth(50.0, 80.0))
 @functools.cache
 def who(places: int, size: int, rounds: int) -> list[list[tuple[int, int]]]:
     """Clients and ages of each round on the clock ``MIXED``, which the heap above knows."""
-    made = composed(fs.schedule.buffered(size, at_work=places), clock=MIXED)
+    made = composed(places, fs.flight.buffered(size), clock=MIXED)
     data = jax.tree.map(jnp.asarray, federation().data)
     initial = net().init(jax.random.fold_in(jax.random.key(0), 0))
     state, out = made.init(jax.random.key(0), initial, data), []
@@ -367,7 +367,8 @@ def check(theirs: list[oracle.Layers], ours: list[Any]) -> None:
 def test_a_period_takes_who_comes_back_in_it() -> None:
     """Nobody in the first second, all of those that take one and a half in the next."""
     made = composed(
-        fs.schedule.periodic(1.0, at_work=3),
+        3,
+        fs.flight.periodic(1.0),
         weighting=fs.weighting.equal,
         clock=clock.simulated(1.5),
     )
@@ -443,24 +444,24 @@ def test_models_at_work_are_not_copied() -> None:
 TIMED: dict[str, Any] = {"clients_per_round": 4, "buffer_size": 2, "clock": MIXED}
 BAD: dict[str, tuple[Any, str]] = {
     "more than are at work": (
-        lambda: fs.schedule.buffered(5, at_work=4),
+        lambda: composed(4, fs.flight.buffered(5), clock=MIXED),
         r"buffer_size must be in 1..4, the models that are at work at once, got 5",
     ),
-    "none": (lambda: fs.schedule.buffered(0, at_work=4), "size must be at least 1, got 0"),
-    "no length": (lambda: fs.schedule.periodic(0.0, at_work=4), "seconds must be positive"),
-    "not a number": (lambda: fs.schedule.periodic(math.nan, at_work=4), "seconds must be positive"),
+    "none": (lambda: fs.flight.buffered(0), "size must be at least 1, got 0"),
+    "no length": (lambda: fs.flight.periodic(0.0), "seconds must be positive"),
+    "not a number": (lambda: fs.flight.periodic(math.nan), "seconds must be positive"),
     "an age that is drawn": (
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
         "max_staleness must be None with a clock, which determines the staleness, got 4",
     ),
     "no clock": (
-        lambda: composed(fs.schedule.buffered(2, at_work=4)),
-        r"schedule buffered\(2, at_work=4\) needs a clock, clock is None: "
+        lambda: composed(4, fs.flight.buffered(2)),
+        r"flight buffered\(2\) needs a clock, clock is None: "
         r"use clock=simulated\(...\), or --clock",
     ),
     "a deadline": (
         lambda: fedbuff(local(), clients_per_round=4, clock=clock.simulated(1, deadline=3)),
-        r"schedule buffered\(1, at_work=4\) needs a clock without a time limit for the round",
+        r"flight buffered\(1\) needs a clock without a time limit for the round",
     ),
     "a shared link": (
         lambda: fedasync(
@@ -483,27 +484,19 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "a selection of cohorts": (
         lambda: composed(
-            fs.schedule.buffered(2, at_work=4), clock=MIXED, selection=fs.selection.everyone()
+            4, fs.flight.buffered(2), clock=MIXED, selection=fs.selection.everyone()
         ),
         r"needs a selection that can draw clients one by one, selection is everyone\(\): use",
     ),
     "drawn models": (
         lambda: composed(
-            fs.schedule.buffered(2, at_work=4), clock=MIXED, broadcast=fs.broadcast.stale(3)
+            4, fs.flight.buffered(2), clock=MIXED, broadcast=fs.broadcast.stale(3)
         ),
         r"needs the server's latest model for all, broadcast is stale\(3\)",
     ),
-    "redistribution": (
-        lambda: composed(
-            fs.schedule.buffered(2, at_work=4),
-            clock=MIXED,
-            redistribution=fs.redistribution.permute,
-        ),
-        r"redistribution permute has no effect with schedule buffered\(2, at_work=4\)",
-    ),
     "staleness of what is not stale": (
         lambda: composed(
-            fs.schedule.every_round(2), preaggregation=(fs.preaggregation.discounted(),)
+            2, fs.flight.every_round(), preaggregation=(fs.preaggregation.discounted(),)
         ),
         r"preaggregation discounted\(\) needs models tagged with their staleness, broadcast is",
     ),
@@ -512,7 +505,7 @@ BAD: dict[str, tuple[Any, str]] = {
             fedbuff(local(), clients_per_round=9, clock=MIXED).on(ONE["execution"]),
             net(), federation().data, 1
         ),
-        "at_work must be at most the 8 clients, got 9",
+        "clients_per_round must be at most the 8 clients, got 9",
     ),
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def test_parts_inside_parts_are_cited() -> None:
     algorithm = fs.compose(
         LOCAL,
         selection=selection.uniform(),
-        schedule=fs.schedule.every_round(4),
+        clients_per_round=4,
         sending=(sending.compressed(compression.top_k(0.1)),),
         server=server.chain(server.sign_agreement(2.0, server.replace())),
     )

@@ -50,7 +50,7 @@ def method(name: str, slots: int = 4, devices: int = 1, **parts: Any) -> fs.Algo
     """FedAvg, two phases of phase shift (or without its downloads), or RADFed with two rounds."""
     execution = fs.make_execution(devices=devices)
     if name == "phases":
-        name, parts = "phase_shift", {"refresh": fs.refresh.nothing(), **parts}
+        name, parts = "phase_shift", {"flight": fs.flight.staggered(2), **parts}
     options: dict[str, Any] = {"phase_shift": {"phases": 2}, "radfed": {"redistribution_rounds": 2}}
     made = fs.ALGORITHMS[name](local(), clients_per_round=slots, **options.get(name, {})).on(
         execution
@@ -131,7 +131,8 @@ def test_fragments_take_the_bytes_of_their_turn() -> None:
     made = fs.compose(
         local(),
         selection=fs.selection.uniform(sticky=True),
-        schedule=fs.schedule.permanent(4),
+        clients_per_round=4,
+        flight=fs.flight.permanent(),
         exchange=fs.exchange.fragments(bias, fs.leaves.all_but(bias)),
         clock=clock.simulated(1e-9, clock.bandwidth(10.0, 40.0)),
     ).on(fs.make_execution(devices=1))
@@ -397,7 +398,7 @@ class given_cohorts(fs.base.Selection):
 
 
 BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
-    "a chain": ("radfed", {"redistribution": fs.redistribution.keep}),
+    "a chain": ("radfed", {"flight": fs.flight.delayed(2)}),
     # Attackers that work together look at those who come, and at nobody else.
     "attacks": (
         "fedavg",
@@ -756,7 +757,7 @@ BAD: dict[str, tuple[Any, str]] = {
             clock=clock.simulated(1)
         ),
         r"clock simulated\(1\) needs models that clients send to the server, and not to one "
-        r"another, redistribution is matchings",
+        r"another, flight is serverless",
     ),
     "fedasync": (
         lambda: fs.algorithms.fedasync(local(), clients_per_round=1).replace(
@@ -776,7 +777,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "first of too few": (
         lambda: method("fedavg", clock=clock.simulated(1, first=5)),
-        r"clock simulated\(1, first=5\) needs at least 5 clients to wait for, schedule is every",
+        r"clock simulated\(1, first=5\) needs at least 5 clients to wait for, clients_per_round is",
     ),
     "first of too few for Krum": (
         lambda: method("fedavg", 5, aggregator=fs.aggregators.krum(0.2),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from oracle import Layers, Oracle, average, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
-from fedjax_sim import clustering, personal, schedule, selection, tree
+from fedjax_sim import clustering, flight, personal, selection, tree
 from fedjax_sim.algorithms import dynamic_clustering, ifca
 from fedjax_sim.base import ClientView, Cohort, Gathered
 from fedjax_sim.clustering import EXACT, Models
@@ -451,7 +451,8 @@ def test_clusters_and_wandering_models_compose(
     algorithm = fs.compose(
         fs.local_sgd(risk, optax.sgd(LR), batch_size=BATCH),
         selection=selection.uniform(),
-        schedule=schedule.delayed(6, 2),
+        clients_per_round=6,
+        flight=flight.delayed(2),
         broadcast=clustering.ifca(2, risk),
         personal=personal.as_received(),
     ).on(fs.make_execution(devices=1))

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
-from fedjax_sim import compression, redistribution, refresh, schedule, selection, server, weighting
+from fedjax_sim import compression, flight, redistribution, selection, server, weighting
 from fedjax_sim.algorithms import fedavg_qsgd, fedavg_sketched, fedavg_top_k, stc
 from fedjax_sim.base import LocalUpdate
 
@@ -416,8 +416,8 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
         return fs.compose(
             local,
             selection=selection.uniform(active=2),
-            schedule=schedule.delayed(4, 2),
-            redistribution=redistribution.permute,
+            clients_per_round=4,
+            flight=flight.delayed(2, redistribution=redistribution.permute),
             sending=up,
             weighting=weighting.equal,
             server=down,
@@ -425,8 +425,8 @@ def mix(name: str, local: LocalUpdate, code: compression.Compressor) -> fs.Algor
     return fs.compose(
         local,
         selection=selection.uniform(sticky=True),
-        schedule=schedule.staggered(4, 2),
-        refresh=refresh.drift_correction(),
+        clients_per_round=4,
+        flight=flight.staggered(2, refresh=flight.drift_correction()),
         sending=up,
         server=down,
     ).on(ONE)

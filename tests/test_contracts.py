@@ -125,18 +125,17 @@ PARTS: dict[str, dict[str, Make]] = {
         "guided": fs.selection.guided,
         "deep_q": lambda: fs.selection.deep_q(score, lambda w, client: w, size=4, hidden=5),
     },
-    "Schedule": {
-        "every_round": lambda: fs.schedule.every_round(SLOTS),
-        "delayed": lambda: fs.schedule.delayed(SLOTS, 3),
-        "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
-        "permanent": lambda: fs.schedule.permanent(SLOTS),
-        "serverless": lambda: fs.schedule.serverless(SLOTS),
-        "buffered": lambda: fs.schedule.buffered(SLOTS, at_work=SLOTS + 1),
-        "periodic": lambda: fs.schedule.periodic(2.0, at_work=SLOTS),
+    "Flight": {
+        "every_round": fs.flight.every_round,
+        "delayed": lambda: fs.flight.delayed(3),
+        "staggered": lambda: fs.flight.staggered(2),
+        "permanent": fs.flight.permanent,
+        "serverless": fs.flight.serverless,
+        "buffered": lambda: fs.flight.buffered(SLOTS),
+        "periodic": lambda: fs.flight.periodic(2.0),
     },
     "LearnedRedistribution": {"learned": lambda: fs.redistribution.learned(peers=2)},
     "Redistribution": {
-        "keep": lambda: fs.redistribution.keep,
         "permute": lambda: fs.redistribution.permute,
         "mix": lambda: fs.redistribution.mix(
             fs.redistribution.metropolis(fs.redistribution.ring(SLOTS))
@@ -233,10 +232,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "ifca": lambda: fs.broadcast.ifca(2, risk()),
         "dynamic": lambda: fs.broadcast.dynamic(90.0, "angle", ROWS, risk()),
     },
-    "Refresh": {
-        "nothing": fs.refresh.nothing,
-        "drift_correction": fs.refresh.drift_correction,
-    },
+    "Refresh": {"drift_correction": fs.flight.drift_correction},
     "Sending": {
         "compressed": lambda: fs.sending.compressed(fs.compression.top_k(0.2)),
         "finite_only": fs.sending.finite_only,
@@ -548,18 +544,20 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     same_form(run(part.update)(after, rows, info), before)
 
 
-@cases("Schedule")
-def test_schedule(make: Make, run: Any) -> None:
+@cases("Flight")
+def test_flight(make: Make, run: Any) -> None:
     part = make()
     assert part.period >= 1
-    assert part.group.shape == (SLOTS,)
-    assert part.group.dtype == np.int32
+    assert part.collected(SLOTS) == SLOTS
+    kind = part.group(SLOTS)
+    assert kind.shape == (SLOTS,)
+    assert kind.dtype == np.int32
     for t in range(-1, 6):
-        due = run(part.due)(jnp.int32(t))
+        due = run(lambda t: part.due(t, SLOTS))(jnp.int32(t))
         chex.assert_shape(due, (SLOTS,))
         chex.assert_type(due, bool)
-        for group in set(part.group.tolist()):  # due together
-            assert len(set(due[part.group == group].tolist())) == 1
+        for group in set(kind.tolist()):  # due together
+            assert len(set(due[kind == group].tolist())) == 1
 
 
 @cases("Redistribution")
@@ -959,8 +957,8 @@ def test_a_cohort_says_which_rows_are_there() -> None:
     algorithm = fs.compose(
         update(),
         selection=fs.selection.uniform(active=4),
-        schedule=fs.schedule.delayed(6, 2),
-        redistribution=fs.redistribution.permute,
+        clients_per_round=6,
+        flight=fs.flight.delayed(2, redistribution=fs.redistribution.permute),
         diagnostics={"rows": Rows()},
     ).on(fs.make_execution(devices=4))
     run = play(algorithm, net(), make_federation().data, 2)
@@ -1068,15 +1066,17 @@ def test_repr_tells_what_differs() -> None:
     algorithm = fs.compose(
         local,
         selection=fs.selection.uniform(),
-        schedule=fs.schedule.delayed(10, rounds=3),
+        clients_per_round=10,
+        flight=fs.flight.delayed(rounds=3),
         sending=[fs.sending.clip_norm(2.0)],
         aggregator=fs.aggregators.trimmed_mean(0.1),
     )
     assert repr(algorithm).splitlines() == [
         "compose(",
         "  local=local_sgd(empirical_risk(<Model>), <optax>, epochs=2, corrections=(scaffold(),)),",
+        "  clients_per_round=10,",
         "  selection=uniform(),",
-        "  schedule=delayed(10, 3),",
+        "  flight=delayed(3),",
         "  sending=(clip_norm(2.0),),",
         "  aggregator=trimmed_mean(beta=0.1),",
         ")",
@@ -1114,7 +1114,8 @@ def test_replace_exchanges_a_part_and_no_other() -> None:
 def test_replace_refuses_what_is_no_part() -> None:
     plain = fs.fedavg(update(), clients_per_round=3)
     with pytest.raises(
-        TypeError, match="aggregation is no part of an algorithm: one of local, sel"
+        TypeError,
+        match="aggregation is no part of an algorithm: one of local, clients_per_round, sel",
     ):
         plain.replace(aggregation=fs.aggregators.mean)
     with pytest.raises(ValueError, match="server must be a Server, got the class replace"):
@@ -1125,7 +1126,7 @@ def test_a_wrong_call_of_a_part_names_its_function() -> None:
     with pytest.raises(TypeError, match=r"^fedavg\(\) missing .*: 'clients_per_round'"):
         fs.fedavg(update())  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^delayed.__init__\(\) got an unexpected .* 'num_rounds'"):
-        fs.schedule.delayed(3, num_rounds=2)  # type: ignore[call-arg]
+        fs.flight.delayed(3, num_rounds=2)  # type: ignore[call-arg]
 
 
 # ---- what compose refuses ----
@@ -1136,7 +1137,7 @@ def composed(**parts: Any) -> fs.Algorithm:
     plain: dict[str, Any] = {
         "local": update(),
         "selection": fs.selection.uniform(),
-        "schedule": fs.schedule.every_round(4),
+        "clients_per_round": 4,
     }
     return fs.compose(**(plain | parts)).on(fs.make_execution(1))
 
@@ -1193,8 +1194,13 @@ FEDADMM = {
 IFCA = fs.broadcast.ifca(2, risk())
 FEDDF = fs.server.distilled(net())
 FEDLESAM = update().change(memory=fs.terms.last_received())
-TWO_ROUNDS = {"schedule": fs.schedule.delayed(4, 2)}
-NO_FLIGHT = "has no effect with schedule every_round(4), by which no model stays in flight: use"
+TWO_ROUNDS = {"flight": fs.flight.delayed(2)}
+
+
+def delayed(**settings: Any) -> dict[str, Any]:
+    return {"flight": fs.flight.delayed(2, **settings)}
+
+
 NUMBERS = "weighting must give each model a positive finite number, <lambda> gave "
 ABSENT = (
     "must leave out absent rows (weight 0, not in cohort.present), as there are on several "
@@ -1206,14 +1212,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "selection": (
         {"selection": fs.selection.uniform}, "selection must be a Selection, got the class uniform",
     ),
-    "schedule": ({"schedule": 4}, "schedule must be a Schedule, got 4"),
+    "clients_per_round": ({"clients_per_round": 0}, "clients_per_round must be at least 1, got 0"),
+    "flight": ({"flight": 4}, "flight must be a Flight, got 4"),
     "broadcast": (
         {"broadcast": fs.broadcast.latest}, "broadcast must be a Broadcast, got the class latest",
     ),
     "redistribution": (
-        {"redistribution": "permute"}, "redistribution must be a function, got 'permute'",
+        delayed(redistribution="permute"), "redistribution must be a function, got 'permute'",
     ),
-    "refresh": ({"refresh": fs.refresh.nothing}, "refresh must be a Refresh, got the class no"),
+    "refresh": (
+        delayed(refresh=fs.flight.drift_correction), "refresh must be a Refresh, got the class dr"
+    ),
     "exchange": (
         {"exchange": fs.exchange.everything},
         "exchange must be an Exchange, got the class everything",
@@ -1249,7 +1258,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
     "evaluated": (
-        {"evaluated": "mean", **TWO_ROUNDS}, "evaluated must be 'server' or 'in_flight', got 'me",
+        delayed(evaluated="mean"), "evaluated must be 'server' or 'in_flight', got 'me",
     ),
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
@@ -1278,42 +1287,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     # Slots that there are not: indexing would clamp them.
     "slot 99": (
-        {"redistribution": gathering([0, 99, 1, 2]), **TWO_ROUNDS},
+        delayed(redistribution=gathering([0, 99, 1, 2])),
         "redistribution must give each of the 4 slots one of 0..3, <lambda> gave [0, 99, 1, 2]",
     ),
     "slot -1": (
-        {"redistribution": gathering([0, -1, 1, 2]), **TWO_ROUNDS}, "<lambda> gave [0, -1, 1, 2]",
+        delayed(redistribution=gathering([0, -1, 1, 2])), "<lambda> gave [0, -1, 1, 2]",
     ),
-    "three slots": ({"redistribution": gathering([0, 1, 2]), **TWO_ROUNDS}, "gave [0, 1, 2]"),
+    "three slots": (delayed(redistribution=gathering([0, 1, 2])), "gave [0, 1, 2]"),
     # Parts that would do nothing, or another thing than they say.
-    "models that do not stay, moved": (
-        {"redistribution": fs.redistribution.permute},
-        f"redistribution permute {NO_FLIGHT} schedule=delayed(m, rounds) or staggered(m, phases)",
-    ),
-    "models that do not stay, refreshed": (
-        {
-            "refresh": fs.refresh.drift_correction(),
-            "selection": fs.selection.uniform(sticky=True),
-        }, f"refresh drift_correction() {NO_FLIGHT}",
-    ),
-    "models that do not stay, scored": (
-        {"evaluated": "in_flight"}, f"evaluated 'in_flight' {NO_FLIGHT}",
-    ),
     "phases of clients that leave": (
-        {"schedule": fs.schedule.staggered(4, 2)},
-        "schedule staggered(4, 2) needs slots that keep their clients, selection is uniform(): use "
+        {"flight": fs.flight.staggered(2)},
+        "flight staggered(2) needs slots that keep their clients, selection is uniform(): use "
         "selection=uniform(sticky=True)",
     ),
     "pulls on models that left their client": (
-        {"refresh": fs.refresh.drift_correction(), **TWO_ROUNDS},
+        delayed(refresh=fs.flight.drift_correction()),
         "refresh drift_correction() needs slots that keep their clients, selection is uniform()",
     ),
     "pulls towards one of several models": (
         {
-            "refresh": fs.refresh.drift_correction(),
             "selection": fs.selection.uniform(sticky=True),
             "broadcast": fs.broadcast.stale(2),
-            **TWO_ROUNDS,
+            **delayed(refresh=fs.flight.drift_correction()),
         }, "refresh drift_correction() needs the server's latest model for all, broadcast is stale",
     ),
     "attacks on no model": (
@@ -1353,12 +1348,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         feddyn(broadcast=fs.broadcast.stale(2)), "needs the server's latest model for all, broadc",
     ),
     "FedDyn in flight": (
-        feddyn(**TWO_ROUNDS), "needs models that return in the round in which they left, schedule",
+        feddyn(**TWO_ROUNDS), "needs models that return in the round in which they left, flight",
     ),
     "FedDyn on a clock": (
         feddyn(
-            schedule=fs.schedule.buffered(4, at_work=5), clock=fs.clock.simulated(1.0),
-        ), "needs no server update while clients train, schedule is buffer",
+            flight=fs.flight.buffered(4), clock=fs.clock.simulated(1.0),
+        ), "needs no server update while clients train, flight is buffer",
     ),
     "FedDyn from another start": (
         feddyn(
@@ -1438,11 +1433,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mediators of other slots": (
         {"selection": fs.selection.mediators(3, 2, LABELS)},
-        "selection mediators(3, 2, 3) needs exactly 3 slots, schedule is every_round(",
+        "selection mediators(3, 2, 3) needs exactly 3 slots, clients_per_round is 4",
     ),
     "groups of fewer slots": (
         {"broadcast": fs.broadcast.dynamic(90.0, "angle", 3, risk())},
-        "needs at most 3 slots, schedule is every_round(4): use schedule=",
+        "needs at most 3 slots, clients_per_round is 4: use clients_per_round=3",
     ),
     "Zeno before others": (
         {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},
@@ -1458,10 +1453,8 @@ def test_compose_refuses_in_one_line(case: str) -> None:
         composed(**parts)
     assert len(str(caught.value).splitlines()) == 1
     plain = composed()
-    changed = {role: value for role, value in parts.items() if role != "schedule"}
-    if changed and "schedule" not in parts:  # replace is another way in
-        with pytest.raises(ValueError, match=re.escape(message)):
-            plain.replace(**changed)
+    with pytest.raises(ValueError, match=re.escape(message)):  # another way in
+        plain.replace(**parts)
 
 
 def test_a_part_is_what_it_promises_whatever_its_name() -> None:
@@ -1509,9 +1502,9 @@ def test_a_cohort_is_large_enough_for_its_rule(share: float) -> None:
 
     def fits(rule: base.Aggregator, slots: int) -> bool:
         try:
-            composed(aggregator=rule, schedule=fs.schedule.every_round(slots))
+            composed(aggregator=rule, clients_per_round=slots)
         except ValueError as error:
-            line = rf"aggregator \w+\(.*\) needs a larger .* schedule is every_round\({slots}\)"
+            line = rf"aggregator \w+\(.*\) needs a larger .* clients_per_round is {slots}:"
             if re.match(line, str(error)) is None:
                 raise
             return False
@@ -1530,9 +1523,10 @@ def test_a_cohort_is_large_enough_for_its_rule(share: float) -> None:
 def test_the_models_that_meet_count_and_not_those_in_flight() -> None:
     phases: dict[str, Any] = {"selection": fs.selection.uniform(sticky=True)}
     rule = fs.aggregators.trimmed_mean(0.2)
-    composed(aggregator=rule, schedule=fs.schedule.staggered(10, 2), **phases)
-    with pytest.raises(ValueError, match=re.escape("schedule is staggered(8, 2)")):  # 4 of them
-        composed(aggregator=rule, schedule=fs.schedule.staggered(8, 2), **phases)
+    phases["flight"] = fs.flight.staggered(2)
+    composed(aggregator=rule, clients_per_round=10, **phases)
+    with pytest.raises(ValueError, match="clients_per_round is 8"):  # 4 are collected together
+        composed(aggregator=rule, clients_per_round=8, **phases)
 
 
 def test_two_diagnostics_with_one_name_are_refused(federation: Federation) -> None:

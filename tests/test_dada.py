@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 import fedjax_sim as fs
-from fedjax_sim import redistribution, schedule, selection, tree, weighting
+from fedjax_sim import flight, redistribution, selection, tree, weighting
 from fedjax_sim.algorithms import dada, gossip, push_sum
 from fedjax_sim.base import LocalInfo, LocalUpdate, Slots, Variables
 from fedjax_sim.plan.collaboration import DELTA
@@ -291,17 +291,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "redistribution must be a function, got the class learned: use learned(...)",
     ),
     "a server": (
-        lambda: made().replace(schedule=schedule.delayed(NODES, 3)),
-        "redistribution learned() needs a schedule without a server, schedule is delayed(7, 3): "
-        "use schedule=serverless(m)",
+        lambda: made().replace(flight=flight.delayed(3)),
+        "redistribution learned() needs a flight without a server, flight is delayed(3): "
+        "use flight=serverless(...)",
     ),
     "RADFed": (
         lambda: fs.radfed(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs a schedule without a server, schedule is delayed(4, 5)",
+        "redistribution learned() needs a flight without a server, flight is delayed(5)",
     ),
     "phase shift": (
         lambda: fs.phase_shift(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs a schedule without a server, schedule is staggered(4, 2)",
+        "redistribution learned() needs a flight without a server, flight is staggered(2)",
     ),
     "new clients": (
         lambda: made().replace(selection=selection.uniform()),

@@ -23,7 +23,7 @@ DECLARED = {
         geometric_median.iterations learned.peers low_rank.rank mediators.clients_each
         moreau_envelope.inner_steps multi_krum.keep multi_label.labels next_token.vocabulary
         optimised.evaluations past_models.buffer peer_means.mix_samples
-        per_fedavg.fine_tuning_steps periodic.at_work power_of_choice.candidates
+        per_fedavg.fine_tuning_steps power_of_choice.candidates
         prototypes.classes radfed.redistribution_rounds regression.targets scouted.fewest
         scouted.rounds simulated.first stochastic_quantisation.levels suspicion.batch_size
         traced.first within_deadline.candidates""",

@@ -85,7 +85,7 @@ def fedavg(at: Tree, execution: fs.Execution) -> fs.Algorithm:
     return fs.compose(
         local_of(at, epochs=1.5),
         selection=fs.selection.uniform(),
-        schedule=fs.schedule.every_round(COHORT),
+        clients_per_round=COHORT,
         server=fs.server.optimizer(optax.sgd(at["server"], momentum=0.5)),
         **weighed(at),
     ).on(execution)

@@ -526,8 +526,8 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "needs a server model that is replaced by the aggregate, server is optimizer(",
     ),
     "teachers in flight": (
-        lambda net: made("fedgkd", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+        lambda net: made("fedgkd", net).replace(flight=fs.flight.delayed(2)),
+        "needs models that return in the round in which they left, flight is delayed(2)",
     ),
     "teachers in turn": (
         lambda net: fs.local.in_turn(
@@ -549,8 +549,8 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ), "needs to be the last pre-aggregation, after parts that read no reports",
     ),
     "a reflection in flight": (
-        lambda net: made("fedadmm", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+        lambda net: made("fedadmm", net).replace(flight=fs.flight.delayed(2)),
+        "needs models that return in the round in which they left, flight is delayed(2)",
     ),
     "a reflection of own layers": (
         lambda net: made("fedadmm", net).replace(exchange=fs.exchange.split(fs.leaves.head(net))),
@@ -561,9 +561,9 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that its settings assume",
     ),
     "cm in flight": (
-        lambda net: made("fedcm", net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
+        lambda net: made("fedcm", net).replace(flight=fs.flight.delayed(2)),
         "client_momentum(0.1, 0.2),)) needs models that return in the round in which they "
-        "left, schedule is delayed(3, 2)",
+        "left, flight is delayed(2)",
     ),
     "cm in turn": (
         lambda net: algorithms.fedcm(

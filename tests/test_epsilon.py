@@ -23,10 +23,10 @@ from fedjax_sim import (
     corrections,
     diagnostics,
     exchange,
+    flight,
     personal,
     preaggregation,
     privacy,
-    schedule,
     selection,
     sending,
     server,
@@ -59,14 +59,14 @@ def gaussian(**parts: Any) -> fs.Algorithm:
     plain: dict[str, Any] = {
         "local": LOCAL,
         "selection": selection.shuffled(),
-        "schedule": schedule.every_round(M),
+        "clients_per_round": M,
         "preaggregation": (mechanism,),
     }
     return fs.compose(**(plain | parts)).on(ONE)
 
 
 def poisson(slots: int) -> fs.Algorithm:
-    return gaussian(selection=privacy.poisson(M), schedule=schedule.every_round(slots))
+    return gaussian(selection=privacy.poisson(M), clients_per_round=slots)
 
 
 def clocked(**rule: Any) -> fs.Algorithm:
@@ -105,7 +105,7 @@ MALICIOUS = np.arange(N) < 2
 # What is composed, and its ε by dp-accounting. Six rounds, twelve clients, three a round.
 KNOWN: dict[str, tuple[Callable[[], fs.Algorithm], Callable[[], float]]] = {
     "everyone": (
-        lambda: gaussian(selection=selection.everyone(), schedule=schedule.every_round(N)),
+        lambda: gaussian(selection=selection.everyone(), clients_per_round=N),
         lambda: normal(math.sqrt(ROUNDS) / Z),
     ),
     "shuffled": (gaussian, lambda: normal(TWICE)),
@@ -211,7 +211,7 @@ def test_a_mechanism_is_given_the_participation(expected: float, slots: int) -> 
 
     algorithm = gaussian(
         selection=privacy.poisson(expected),
-        schedule=schedule.every_round(slots),
+        clients_per_round=slots,
         preaggregation=(records(1.0, Z, 5),),
     )
     assert algorithm.epsilon(DATA, ROUNDS, DELTA) == 1
@@ -302,18 +302,18 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "late models": (
         lambda: gaussian(
             selection=selection.uniform(),
-            schedule=schedule.buffered(M, at_work=6),
+            flight=flight.buffered(M),
             clock=clock.simulated(1.0),
         ),
-        "unknown because of schedule buffered(3, at_work=6)",
+        "unknown because of flight buffered(0)",
     ),
     "a window of time": (
         lambda: gaussian(
             selection=selection.uniform(),
-            schedule=schedule.periodic(9.0, at_work=M),
+            flight=flight.periodic(9.0),
             clock=clock.simulated(1.0),
         ),
-        "unknown because of schedule periodic(9.0, at_work=3)",
+        "unknown because of flight periodic(.0, at_work=3)",
     ),
     "slots that keep their clients": (
         lambda: gaussian(selection=selection.uniform(sticky=True)),
@@ -454,7 +454,7 @@ def after_a_round(lengths: Sequence[float], move: Server) -> Variables:
     """The server model under the mechanism, of which the need that is tested is left out."""
     mechanism = unchecked(1.0, 1e-4, M)
     parts = (
-        gaussian(schedule=schedule.every_round(N), selection=selection.everyone())
+        gaussian(clients_per_round=N, selection=selection.everyone())
         .replace(preaggregation=(mechanism,), server=move)
         .parts
     )

@@ -57,7 +57,7 @@ def algorithm(clock: fs.base.Clock | None = None, **changes: Any) -> fs.Algorith
     return fs.compose(
         local(),
         selection=part(**changes),
-        schedule=fs.schedule.every_round(M),
+        clients_per_round=M,
         clock=clock,
     ).on(fs.make_execution(devices=1))
 
@@ -266,14 +266,12 @@ def test_sketches_keep_inner_products() -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm().replace(schedule=fs.schedule.delayed(M, 2))
+        algorithm().replace(flight=fs.flight.delayed(2))
     with pytest.raises(ValueError, match="needs the server's latest model for all"):
         algorithm().replace(broadcast=fs.broadcast.stale(2))
     told = algorithm().parts.selection
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm().replace(
-            selection=promising(told, poll=None), schedule=fs.schedule.delayed(M, 2)
-        )
+        algorithm().replace(selection=promising(told, poll=None), flight=fs.flight.delayed(2))
     wrong: dict[str, tuple[Any, str]] = {
         "discount": (1.5, "in [0, 1], got 1.5"),
         "explore": (-0.1, "in [0, 1], got -0.1"),

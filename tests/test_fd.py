@@ -117,8 +117,8 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "needs a server model that is replaced by the aggregate, server is mix(0.5)",
     ),
     "models in flight": (
-        lambda net: made(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(5, 2)",
+        lambda net: made(net).replace(flight=fs.flight.delayed(2)),
+        "needs models that return in the round in which they left, flight is delayed(2)",
     ),
     "outputs without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "a mean in flight": (
         lambda net: made(net).replace(
-            schedule=fs.schedule.delayed(COHORT, 2), evaluated="in_flight"
+            flight=fs.flight.delayed(2, evaluated="in_flight"),
         ), "needs the server's model to be the one that is evaluated, evaluated is 'in_flight'",
     ),
     "privacy": (

@@ -15,7 +15,7 @@ from conftest import Federation, assert_trees, make_federation, play
 from oracle import Layers, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
-from fedjax_sim import exchange, leaves, schedule, selection, server
+from fedjax_sim import exchange, flight, leaves, selection, server
 from fedjax_sim.algorithms import diloco, streaming_diloco
 from fedjax_sim.base import Exchange, Fragment, LocalUpdate, Traffic
 from fedjax_sim.run.ledger import sent_bytes
@@ -60,10 +60,10 @@ MEDIAN = {
 CASES: dict[str, tuple[dict[str, Any], int, Any, Any]] = {
     "clients that stay": ({}, ROUNDS, np.mean, nesterov),
     "visits of three rounds": (
-        {"schedule": schedule.delayed(COHORT, 3), **MEDIAN}, 3, np.median, heavy_ball,
+        {"flight": flight.delayed(3), **MEDIAN}, 3, np.median, heavy_ball,
     ),
     "visits of one round": (
-        {"schedule": schedule.every_round(COHORT), "selection": selection.uniform()},
+        {"clients_per_round": COHORT, "selection": selection.uniform()},
         1, np.mean, nesterov,
     ),
 }  # fmt: skip
@@ -167,7 +167,7 @@ def beside(**parts: Any) -> Callable[[fs.Model], Any]:
 
 
 BOTH = exchange.fragments(leaves.named("Dense_0"), leaves.named("Dense_*"))
-FLIES = {"schedule": schedule.delayed(COHORT, 2), "selection": selection.uniform()}
+FLIES = {"clients_per_round": COHORT, "flight": flight.delayed(2), "selection": selection.uniform()}
 CODE = fs.sending.compressed(fs.compression.top_k(0.1))
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "none": (lambda net: exchange.fragments(), "fragments needs at least one"),
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
     "nothing collected": (
         beside(exchange=exchange.everything()),
-        "schedule permanent(3) needs models that are exchanged in fragments, "
+        "flight permanent() needs models that are exchanged in fragments, "
         "exchange is everything(): use exchange=fragments(...)",
     ),
     "models that travel": (
@@ -196,11 +196,11 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "their clients, selection is uniform()",
     ),
     "no server": (
-        beside(schedule=schedule.serverless(COHORT), server=server.replace()), "needs a server",
+        beside(flight=flight.serverless(), server=server.replace()), "needs a server",
     ),
     "several models": (beside(broadcast=fs.broadcast.stale(2)), "needs the server's latest model"),
     "pulls": (
-        beside(refresh=fs.refresh.drift_correction()),
+        beside(refresh=fs.flight.drift_correction()),
         "needs models in flight that take nothing but fragments from the server, refresh is drift",
     ),
     "codes": (beside(sending=(CODE,)), "needs clients that send their updates unchanged"),
@@ -230,6 +230,6 @@ def test_what_does_not_fit_is_refused(net: fs.Model, case: str) -> None:
 def test_all_slots_meet_in_every_round(net: fs.Model) -> None:
     """Also those that leave out of phase: a rule for four has them."""
     algorithm = streaming(net, 4).replace(
-        schedule=schedule.staggered(4, 4), aggregator=fs.aggregators.trimmed_mean(0.25)
+        flight=flight.staggered(4), aggregator=fs.aggregators.trimmed_mean(0.25)
     )
     assert algorithm.slots == 4

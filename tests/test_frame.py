@@ -20,9 +20,8 @@ from fedjax_sim import (
     aggregators,
     attacks,
     clustering,
+    flight,
     redistribution,
-    refresh,
-    schedule,
     selection,
     sending,
     tree,
@@ -44,8 +43,8 @@ def test_a_model_that_keeps_its_slot_meets_every_client(models: Any) -> None:
     algorithm = fs.compose(
         local_of(models["logistic"]),
         selection=selection.uniform(),
-        schedule=schedule.serverless(3),
-        redistribution=RING,
+        clients_per_round=3,
+        flight=flight.serverless(redistribution=RING),
     ).on(fs.make_execution(devices=2))
     data = make_federation([4] * clients).data
     seen: list[set[int]] = [set(), set(), set()]
@@ -63,7 +62,7 @@ def test_clipped_clusters_stay_apart(federation: Federation, models: Any) -> Non
     algorithm = fs.compose(
         local,
         selection=selection.uniform(),
-        schedule=schedule.every_round(8),
+        clients_per_round=8,
         broadcast=clustering.ifca(2, risk),
         sending=[sending.clip_norm(limit)],
     ).on(fs.make_execution(devices=2))
@@ -97,7 +96,7 @@ def test_an_empty_cohort_moves_nothing(models: Any) -> None:
     algorithm = fs.compose(
         local_of(models["logistic"]),
         selection=poisson(0.5),
-        schedule=schedule.every_round(4),
+        clients_per_round=4,
         server=fs.server.optimizer(optax.sgd(0.5, momentum=0.9)),
     ).on(fs.make_execution(devices=1))
     ours = play(algorithm, models["logistic"], make_federation([5] * 8).data, rounds=12)
@@ -117,7 +116,8 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
     algorithm = fs.compose(
         local_of(models["logistic"]),
         selection=selection.uniform(sticky=True),
-        schedule=schedule.delayed(5, rounds=3),
+        clients_per_round=5,
+        flight=flight.delayed(rounds=3),
         sending=[noise],
     ).on(fs.make_execution(devices=1))
     model, data = models["logistic"], jax.device_put(federation.data)
@@ -132,7 +132,7 @@ def test_the_last_collection_draws_by_the_run(federation: Federation, models: An
 def test_corrections_keep_the_dtype() -> None:
     half = fs.Variables({"w": jnp.full(2, 4, jnp.bfloat16)}, {"n": jnp.int32(3)})
     server = fs.Variables({"w": jnp.zeros(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
-    correct = known(refresh.drift_correction().correct)
+    correct = known(flight.drift_correction().correct)
     new = correct(server, jnp.float32(30), half, jnp.float32(10))
     wanted = fs.Variables({"w": jnp.ones(2, jnp.bfloat16)}, {"n": jnp.int32(3)})
     chex.assert_trees_all_equal_shapes_and_dtypes(new, wanted)
@@ -141,7 +141,7 @@ def test_corrections_keep_the_dtype() -> None:
 
 def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) -> None:
     local, rule = local_of(models["logistic"]), optax.sgd(1.0)
-    every, uniform = schedule.every_round(3), selection.uniform()
+    plain: dict[str, Any] = {"clients_per_round": 3}
     wrong: dict[str, dict[str, Any]] = {
         "sending must be a sequence of Sending, got the class clip_norm": {
             "sending": (sending.clip_norm,)
@@ -150,9 +150,9 @@ def test_parts_of_the_wrong_kind_are_named(federation: Federation, models: Any) 
     }
     for message, parts in wrong.items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            fs.compose(local, **({"selection": uniform, "schedule": every} | parts))
+            fs.compose(local, **(plain | parts))
     unreduced = fs.compose(
-        local, selection=uniform, schedule=every, aggregator=lambda stacked, weights, /: stacked
+        local, clients_per_round=3, aggregator=lambda stacked, weights, /: stacked
     )
     with pytest.raises(ValueError, match=r"aggregator must return what the server holds"):
         play(unreduced, models["logistic"], federation.data, rounds=1)

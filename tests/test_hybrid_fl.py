@@ -125,7 +125,7 @@ def test_the_samples_go_up_once(
 REFUSED: dict[str, tuple[Callable[[fs.LocalUpdate], Any], str]] = {
     "models that hop": (
         lambda local: fs.algorithms.hybrid_fl(local, clients_per_round=M, clock=CLOCK).replace(
-            redistribution=fs.redistribution.permute, schedule=fs.schedule.delayed(M, 2)
+            flight=fs.flight.delayed(2, redistribution=fs.redistribution.permute)
         ),
         "selection within_deadline(3) needs models that return in the round in which they left",
     ),

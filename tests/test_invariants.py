@@ -28,7 +28,7 @@ from jax import export
 from scipy import stats
 
 import fedjax_sim as fs
-from fedjax_sim import redistribution, refresh, schedule, selection, tree, weighting
+from fedjax_sim import flight, redistribution, selection, tree, weighting
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.batches import shuffled
@@ -68,15 +68,15 @@ def test_cohort_order_is_invisible(
 ) -> None:
     groups = 3 if kind == "phase_shift" else 1
     compositions: dict[str, dict[str, Any]] = {
-        "fedavg": {"schedule": schedule.every_round(6)},
+        "fedavg": {"clients_per_round": 6},
         "radfed": {
-            "schedule": schedule.delayed(6, 2),
-            "redistribution": redistribution.permute,
+            "clients_per_round": 6,
+            "flight": flight.delayed(2, redistribution=redistribution.permute),
             "weighting": weighting.equal,
         },
         "phase_shift": {
-            "schedule": schedule.staggered(6, 3),
-            "refresh": refresh.drift_correction(),
+            "clients_per_round": 6,
+            "flight": flight.staggered(3, refresh=flight.drift_correction()),
         },
     }
     execution = fs.make_execution() if kind == "fedavg" else ONE["execution"]

@@ -663,7 +663,7 @@ def test_two_seeds_are_two_runs() -> None:
     algorithm = fs.compose(
         local,
         selection=fs.selection.uniform(),
-        schedule=fs.schedule.every_round(2),
+        clients_per_round=2,
         sending=(fs.sending.clip_norm(1.0), fs.sending.compressed(fs.compression.top_k(0.5))),
         server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
     ).on(ONE)
@@ -707,7 +707,7 @@ def on_the_go(local: Any = None, **parts: Any) -> fs.Algorithm:
     return fs.compose(
         local.change(optimizer_state="keep"),
         selection=fs.selection.uniform(),
-        schedule=fs.schedule.every_round(2),
+        clients_per_round=2,
         **parts,
     )
 

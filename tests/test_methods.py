@@ -34,10 +34,9 @@ import fedjax_sim as fs
 from fedjax_sim import (
     clustering,
     compression,
+    flight,
     preaggregation,
     redistribution,
-    refresh,
-    schedule,
     selection,
     sending,
     server,
@@ -538,35 +537,33 @@ COMPRESSED: dict[str, tuple[dict[str, Any], int | None, int | None]] = {
     "a cohort of 2, by coins": ({"selection": poisson(2)}, 1, 4),
     # From here on a slot keeps its client for 2 rounds and sends one message of both.
     "4 downloads in 2 rounds, an update": (
-        {"selection": STICKY, "schedule": schedule.delayed(COHORT, 2)}, 1, 2,
+        {"selection": STICKY, "flight": flight.delayed(2)}, 1, 2,
     ),
     "4 downloads in 2 rounds, 2 updates": (
-        {"selection": STICKY, "schedule": schedule.staggered(COHORT, 2)}, 1, 4,
+        {"selection": STICKY, "flight": flight.staggered(2)}, 1, 4,
     ),
     "8 downloads in 2 rounds, 2 updates": (
         {
-            "selection": STICKY,
-            "schedule": schedule.staggered(COHORT, 2),
-            "refresh": refresh.drift_correction(),
+            "selection": STICKY, "flight": flight.staggered(2, refresh=flight.drift_correction()),
         }, 1, 2,
     ),
     # The server takes a message of what it sent, and sends on another client's model.
     "redistributed by the server": (
-        {"schedule": schedule.delayed(COHORT, 3), "redistribution": redistribution.permute},
+        {"flight": flight.delayed(3, redistribution=redistribution.permute)},
         1, None,
     ),
     "redistributed by the clients": (
         {
             "selection": STICKY,
-            "schedule": schedule.delayed(COHORT, 3),
-            "redistribution": redistribution.permute,
+            "flight": flight.delayed(3, redistribution=redistribution.permute),
         }, None, None,
     ),
     "gossip": (
         {
             "selection": STICKY,
-            "schedule": schedule.serverless(COHORT),
-            "redistribution": redistribution.matchings(redistribution.ring(COHORT), 1.0),
+            "flight": flight.serverless(
+                redistribution.matchings(redistribution.ring(COHORT), 1.0)
+            ),
             **NO_SERVER,
         }, None, None,
     ),
@@ -584,7 +581,7 @@ def test_compressed_models(case: str) -> None:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR))
     defaults: dict[str, Any] = {
         "selection": selection.uniform(),
-        "schedule": schedule.every_round(COHORT),
+        "clients_per_round": COHORT,
         "sending": (sending.compressed(code),),
         "server": compression.compress_server(server.replace(), code),
     }
@@ -603,7 +600,7 @@ def test_what_is_not_read_is_not_sent() -> None:
     fair = fs.compose(
         local,
         selection=selection.uniform(),
-        schedule=schedule.every_round(COHORT),
+        clients_per_round=COHORT,
         preaggregation=(preaggregation.q_fair(1.0, LR), preaggregation.agnostic(0.1)),
     )
     plain = fs.fedavg(local, clients_per_round=COHORT)

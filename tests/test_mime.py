@@ -175,8 +175,8 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "needs no state shared through the server besides the model, local is local_sgd(",
     ),
     "in flight": (
-        lambda net: mime(net).replace(schedule=fs.schedule.delayed(COHORT, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(3, 2)",
+        lambda net: mime(net).replace(flight=fs.flight.delayed(2)),
+        "needs models that return in the round in which they left, flight is delayed(2)",
     ),
     "several models": (
         lambda net: mime(net).replace(broadcast=fs.broadcast.stale(2)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from typing import Any
@@ -33,8 +34,8 @@ REFUSED = re.compile(
     r"(?P<one>\w+(\[.+\])?) .+ (needs|has no effect with) .*\b(?P<other>\w+) .*: (use|see) .+"
 )
 ROLES = {
-    "local", "selection", "schedule", "broadcast", "redistribution", "refresh", "sending",
-    "preaggregation", "aggregator", "server", "evaluated", "exchange",
+    "local", "selection", "flight", "broadcast", "redistribution", "refresh", "sending",
+    "preaggregation", "aggregator", "server", "exchange",
 }  # fmt: skip
 
 
@@ -62,11 +63,11 @@ class ages(Diagnostic):
         return {f"age {k}": of(k) for k in range(mixture.N)}, state
 
 
-SCHEDULES: dict[str, Any] = {
-    "every_round": lambda: fs.schedule.every_round(SLOTS),
-    "delayed": lambda: fs.schedule.delayed(SLOTS, 2),
-    "staggered": lambda: fs.schedule.staggered(SLOTS, 2),
-    "serverless": lambda: fs.schedule.serverless(SLOTS),
+FLIGHTS: dict[str, Any] = {
+    "every_round": fs.flight.every_round,
+    "delayed": functools.partial(fs.flight.delayed, 2),
+    "staggered": functools.partial(fs.flight.staggered, 2),
+    "serverless": fs.flight.serverless,
 }
 BROADCASTS: dict[str, Any] = {
     "latest": fs.broadcast.latest,
@@ -74,7 +75,7 @@ BROADCASTS: dict[str, Any] = {
     "ifca": lambda: fs.broadcast.ifca(2, objective),
 }
 REDISTRIBUTIONS: dict[str, Any] = {
-    "keep": fs.redistribution.keep,
+    "keep": None,
     "permute": fs.redistribution.permute,
     "mix": fs.redistribution.mix(fs.redistribution.metropolis(fs.redistribution.ring(SLOTS))),
 }
@@ -139,7 +140,7 @@ def specs(draw: Any, *exchanges: str) -> dict[str, Any]:
     exchange = draw(allowed)
     most = 0 if exchange == "fragments" else 2  # of the parts that fragments refuse
     names = draw(st.lists(st.sampled_from(list(SENDING)), max_size=most, unique=True))
-    plan = draw(st.sampled_from(list(SCHEDULES)))
+    plan = draw(st.sampled_from(list(FLIGHTS)))
     steady = {"every_round": False, "delayed": exchange == "fragments"}.get(plan, True)
     spec = {
         "exchange": exchange,
@@ -147,7 +148,7 @@ def specs(draw: Any, *exchanges: str) -> dict[str, Any]:
         "momentum": draw(st.sampled_from([0.0, 0.5])),
         "optimizer_state": draw(st.sampled_from(["reset", "reset", "keep", "average"])),
         "correction": draw(often("none", CORRECTIONS)),
-        "schedule": plan,
+        "flight": plan,
         "sticky": draw(st.sampled_from([steady, steady, steady, not steady])),
         "broadcast": draw(often("latest", BROADCASTS)),
         "redistribution": draw(
@@ -171,6 +172,18 @@ def specs(draw: Any, *exchanges: str) -> dict[str, Any]:
     return spec
 
 
+def flight_of(spec: dict[str, Any]) -> fs.base.Flight:
+    """The flight, with the settings that it has."""
+    settings = {
+        "redistribution": REDISTRIBUTIONS[spec["redistribution"]],
+        "refresh": fs.flight.drift_correction() if spec["refresh"] == "drift" else None,
+        "evaluated": spec["evaluated"],
+    }
+    taken = {"every_round": (), "serverless": ("redistribution",)}.get(spec["flight"], settings)
+    flight: fs.base.Flight = FLIGHTS[spec["flight"]](**{name: settings[name] for name in taken})
+    return flight
+
+
 def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
     rho = spec["momentum"]
     local: fs.LocalUpdate = fs.local_sgd(
@@ -183,13 +196,10 @@ def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
     mu = 0.3 if spec["correction"] == "proximal" else 0.0
     return fs.compose(
         local,
+        SLOTS,
         selection=fs.selection.uniform(sticky=spec["sticky"]),
-        schedule=SCHEDULES[spec["schedule"]](),
+        flight=flight_of(spec),
         broadcast=BROADCASTS[spec["broadcast"]](),
-        redistribution=REDISTRIBUTIONS[spec["redistribution"]],
-        refresh={"nothing": fs.refresh.nothing, "drift": fs.refresh.drift_correction}[
-            spec["refresh"]
-        ](),
         exchange=EXCHANGES[spec["exchange"]],
         sending=[SENDING[name](setting) for name, setting in spec["sending"]],
         weighting=getattr(fs.weighting, spec["weighting"]),
@@ -197,7 +207,6 @@ def composed(spec: dict[str, Any], devices: int = 1) -> fs.Algorithm:
         aggregator=AGGREGATORS[spec["aggregator"]],
         server=SERVERS[spec["server"]],
         diagnostics={"ages": ages()} if spec["broadcast"] == "stale" else None,
-        evaluated=spec["evaluated"],
     ).on(fs.make_execution(devices=devices))
 
 
@@ -283,16 +292,16 @@ def test_a_mixture_is_its_oracle_or_refused(spec: dict[str, Any]) -> None:
 
 PLAIN = {
     "exchange": "own", "sending": [], "momentum": 0.5, "optimizer_state": "keep",
-    "correction": "none", "schedule": "every_round", "sticky": False, "broadcast": "latest",
+    "correction": "none", "flight": "every_round", "sticky": False, "broadcast": "latest",
     "redistribution": "keep", "refresh": "nothing", "weighting": "equal", "preaggregation": "none",
     "aggregator": "mean", "server": "replace", "evaluated": "server", "statistics": True,
 }  # fmt: skip
 BESIDE_OWN_LEAVES: dict[str, dict[str, Any]] = {
     "clipped for privacy": {"preaggregation": "dp", "server": "momentum", "statistics": False},
     "stale models": {"broadcast": "stale", "preaggregation": "staleness", "server": "mix"},
-    "stale models that stay in flight": {"broadcast": "stale", "schedule": "delayed"},
+    "stale models that stay in flight": {"broadcast": "stale", "flight": "delayed"},
     "an attack on the median": {"sending": [("flip", 2.0)], "aggregator": "median"},
-    "colluders in flight": {"sending": [("alie", 1.0)], "schedule": "delayed"},
+    "colluders in flight": {"sending": [("alie", 1.0)], "flight": "delayed"},
     "a code of the server's": {"server": "code"},
 }
 

@@ -27,7 +27,7 @@ from oracle import layers_of, loss_and_gradient
 from sklearn import metrics as sk
 
 import fedjax_sim as fs
-from fedjax_sim import bench, compression, corrections, personal, schedule, selection, sending
+from fedjax_sim import bench, compression, corrections, flight, personal, selection, sending
 from fedjax_sim.algorithms import ditto, fine_tuned
 from fedjax_sim.base import ClientView, LocalUpdate
 from fedjax_sim.cli import report
@@ -295,7 +295,8 @@ def test_the_model_that_all_receive_scores_as_the_servers(
     algorithm = fs.compose(
         local_sgd(models["logistic"]),
         selection=selection.uniform(sticky=True),
-        schedule=schedule.staggered(4, 2),
+        clients_per_round=4,
+        flight=flight.staggered(2),
         personal=personal.as_received(),
     ).on(fs.make_execution(devices=1 if runs == 1 else 4))
     data, test = two_partitions, own_tests
@@ -367,7 +368,7 @@ def test_divergence_of_fine_tuning_names_the_round(
     algorithm = fs.compose(
         local_sgd(models["logistic"]),
         selection=selection.uniform(),
-        schedule=schedule.every_round(2),
+        clients_per_round=2,
         personal=explode,
     ).on(ONE)
     test = eval_set(*federation.test, partition_from_lists(LISTS[0]))

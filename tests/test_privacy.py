@@ -32,9 +32,9 @@ from fedjax_sim import (
     clustering,
     compression,
     corrections,
+    flight,
     preaggregation,
     privacy,
-    schedule,
     selection,
     sending,
     tree,
@@ -447,7 +447,7 @@ def test_a_round_without_clients_is_noise(
     algorithm = fs.compose(
         local,
         selection=privacy.poisson(1e-6),
-        schedule=schedule.every_round(2),
+        clients_per_round=2,
         preaggregation=(privacy.gaussian_mechanism(1.0, 0.1, 2),),
     ).on(ONE)
     out = play(algorithm, models["logistic"], federation.data, 2)
@@ -696,7 +696,7 @@ def with_noise(local: LocalUpdate | None = None, **parts: Any) -> fs.Algorithm:
     """A composition whose mean is made private, with other parts."""
     plain: dict[str, Any] = {
         "selection": selection.uniform(),
-        "schedule": schedule.every_round(6),
+        "clients_per_round": 6,
         "preaggregation": (mechanism(),),
     }
     return fs.compose(local or flat(), **(plain | parts))
@@ -710,7 +710,7 @@ STICKY = selection.uniform(sticky=True)
 DP = "preaggregation gaussian_mechanism(1.0, 0.5, 6) needs "
 SHARED = DP + "no state shared through the server besides the model, local is local_sgd("
 FOR_ALL = DP + "the server's latest model for all, broadcast is "
-ONE_VISIT = DP + "models that return in the round in which they left, schedule is "
+ONE_VISIT = DP + "models that return in the round in which they left, flight is "
 LAST = DP + "to be the last pre-aggregation, after parts that read no reports, preaggregation is ("
 PEERS = DP + "clients that see no samples of others, local is local_sgd("
 # What would leave the clients unclipped and without noise, or let a client take part twice.
@@ -742,13 +742,13 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "models that visit several clients": (
         lambda: with_noise(
-            schedule=schedule.delayed(6, 2), redistribution=fs.redistribution.permute
+            flight=flight.delayed(2, redistribution=fs.redistribution.permute),
         ),
-        f"{ONE_VISIT}delayed(6, 2): use schedule=every_round(m)",
+        f"{ONE_VISIT}delayed(2): use flight=every_round()",
     ),
     "models in flight": (
-        lambda: with_noise(selection=STICKY, schedule=schedule.staggered(6, 2)),
-        f"{ONE_VISIT}staggered(6, 2)",
+        lambda: with_noise(selection=STICKY, flight=flight.staggered(2)),
+        f"{ONE_VISIT}staggered(2)",
     ),
     "RADFed": (
         lambda: fs.radfed(flat(), clients_per_round=6).replace(preaggregation=(mechanism(),)),
@@ -758,7 +758,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.algorithms.gossip(flat(), clients_per_round=6).replace(
             preaggregation=(mechanism(),)
         ),
-        "schedule serverless(6) needs no pre-aggregation, preaggregation is "
+        "flight serverless() needs no pre-aggregation, preaggregation is "
         "(gaussian_mechanism(1.0, 0.5, 6),)",
     ),
     "variates": (
@@ -814,17 +814,17 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "bands of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
-            schedule=schedule.every_round(5)
+            clients_per_round=5
         ),
         "needs exactly 6 slots, schedule is every_round(5)",
     ),
     "a tree of other rounds": (
-        lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.every_round(5)),
+        lambda: dp_ftrl(flat(), clients_per_round=6).replace(clients_per_round=5),
         "preaggregation tree_mechanism(1.0, 1.0, 6) needs exactly 6 slots, schedule is "
         "every_round(5): use schedule=every_round(6)",
     ),
     "a tree of models in flight": (
-        lambda: dp_ftrl(flat(), clients_per_round=6).replace(schedule=schedule.delayed(6, 2)),
+        lambda: dp_ftrl(flat(), clients_per_round=6).replace(flight=flight.delayed(2)),
         "preaggregation tree_mechanism(1.0, 1.0, 6) needs models that return in the round",
     ),
     "rows of many clients": (

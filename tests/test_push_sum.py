@@ -14,7 +14,7 @@ import pytest
 from conftest import Federation, assert_trees, largest_change, make_federation, play
 
 import fedjax_sim as fs
-from fedjax_sim import redistribution, schedule, selection, tree, weighting
+from fedjax_sim import flight, redistribution, selection, tree, weighting
 from fedjax_sim.algorithms import gossip, push_sum
 from fedjax_sim.base import LocalUpdate
 
@@ -35,8 +35,8 @@ def local() -> LocalUpdate:
 def pushed(matrix: Any, **parts: Any) -> fs.Algorithm:
     made: dict[str, Any] = {
         "selection": selection.uniform(sticky=True),
-        "schedule": schedule.serverless(len(matrix)),
-        "redistribution": redistribution.push(matrix),
+        "clients_per_round": len(matrix),
+        "flight": flight.serverless(redistribution=redistribution.push(matrix)),
         "weighting": weighting.equal,
     }
     return fs.compose(local(), **(made | parts)).on(fs.make_execution(devices=1))
@@ -170,12 +170,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "links must be in 1..3, the other clients, got 4",
     ),
     "slots": (
-        lambda: pushed(SHARES, schedule=schedule.serverless(4)),
+        lambda: pushed(SHARES, flight=flight.serverless()),
         "matrix must mix the 4 slots, got one of 6",
     ),
     "a server": (
-        lambda: pushed(SHARES, schedule=schedule.delayed(NODES, 2)),
-        "needs a schedule without a server, schedule is delayed(6, 2): use schedule=serverless(m)",
+        lambda: pushed(SHARES, flight=flight.delayed(2)),
+        "needs a flight without a server, flight is delayed(2): use flight=serverless(...)",
     ),
     "clients that change": (
         lambda: pushed(SHARES, selection=selection.uniform()),

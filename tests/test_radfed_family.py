@@ -29,7 +29,7 @@ from conftest import (
 from scipy import stats
 
 import fedjax_sim as fs
-from fedjax_sim import diagnostics, redistribution, refresh, schedule, selection, weighting
+from fedjax_sim import diagnostics, flight, redistribution, selection, weighting
 from fedjax_sim.algorithms import phase_shift, radfed, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import (
     Batch,
@@ -618,8 +618,8 @@ def diagnosed(local: LocalUpdate, m: int, inner: int, **options: Any) -> fs.Algo
     return compose(
         local,
         selection=selection.uniform(),
-        schedule=schedule.delayed(m, inner),
-        redistribution=redistribution.permute,
+        clients_per_round=m,
+        flight=flight.delayed(inner, redistribution=redistribution.permute),
         weighting=weighting.equal,
         diagnostics={
             "DL": diagnostics.model_divergence(),
@@ -718,12 +718,12 @@ def test_an_idle_slot_takes_no_correction() -> None:
     """Its client has no samples, and before the first aggregation nor has the server: 0 / 0."""
     easy = make_federation((12, 20, 16, 33, 9, 24, 18, 16))
     model = fs.models.logistic((6,), easy.classes)
-    unasked = promising(refresh.drift_correction(), needs=())  # it asks for slots that never rest
+    unasked = promising(flight.drift_correction(), needs=())  # it asks for slots that never rest
     algorithm = fs.compose(
         fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8),
         selection=selection.uniform(active=3),
-        schedule=schedule.delayed(4, 3),
-        refresh=unasked,
+        clients_per_round=4,
+        flight=flight.delayed(3, refresh=unasked),
         weighting=weighting.equal,
     )
     final = play(algorithm, model, easy.data, 4).final

@@ -129,8 +129,7 @@ def test_parts(recipes: dict[str, Any], federation: Federation) -> None:
     model = fs.models.logistic(federation.data.x.shape[1:], federation.classes)
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=16)
     parts = {"selection": recipes["in_turn"](), "aggregator": recipes["maximum"]}
-    every_round = fs.schedule.every_round(3)
-    made = fs.compose(local, schedule=every_round, server=recipes["running_mean"](), **parts)
+    made = fs.compose(local, 3, server=recipes["running_mean"](), **parts)
     out = play(made, model, federation.data, 3)
     visited = [[0, 1, 2], [3, 4, 5], [6, 7, 0]]
     expected = [federation.sizes[clients].sum() for clients in visited]

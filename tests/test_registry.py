@@ -38,7 +38,7 @@ import flax.linen as nn
 from flax import nnx
 import numpy as np
 import fedjax_sim as fs
-from fedjax_sim import schedule, selection, server
+from fedjax_sim import selection, server
 from fedjax_sim.data import from_arrays
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -58,7 +58,7 @@ def fed(
     if rate > 1:
         raise ValueError(f"rate must be at most 1, got {rate}")
     if label == "late":
-        return fs.compose(local, selection="mine", schedule=schedule.every_round(clients_per_round))
+        return fs.compose(local, clients_per_round, selection="mine")
     if label == "crash":
         return {}["nothing"]
     if label == "none":
@@ -66,7 +66,7 @@ def fed(
     return fs.compose(
         local,
         selection=selection.uniform(),
-        schedule=schedule.every_round(clients_per_round),
+        clients_per_round=clients_per_round,
         server=server.mix(rate),
     )
 

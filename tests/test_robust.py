@@ -28,7 +28,15 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 import fedjax_sim as fs
-from fedjax_sim import aggregators, attacks, preaggregation, schedule, selection, sending, tree
+from fedjax_sim import (
+    aggregators,
+    attacks,
+    flight,
+    preaggregation,
+    selection,
+    sending,
+    tree,
+)
 from fedjax_sim.algorithms import fltrust, robust, zeno
 from fedjax_sim.base import ClientView, Cohort, FedState, LocalInfo, Sending, Variables
 from fedjax_sim.engine.batches import root_view, rows_at
@@ -738,7 +746,10 @@ def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) 
     method = zeno(local, clients_per_round=4, objective=objective)
     screen = method.parts.preaggregation[0]
     for parts, message in (
-        ({"schedule": fs.schedule.delayed(4, 2)}, "needs models that return in the round"),
+        (
+            {"clients_per_round": 4, "flight": fs.flight.delayed(2)},
+            "needs models that return in the round",
+        ),
         (
             {"preaggregation": (screen, preaggregation.gaussian_mechanism(1.0, 1.0, 4))},
             "needs to be the last: who is dropped depends on the others",
@@ -834,7 +845,7 @@ def under_attack(model: fs.Model, *defences: Any, **parts: Any) -> fs.Algorithm:
     return fs.compose(
         local,
         selection=selection.uniform(),
-        schedule=schedule.every_round(10),
+        clients_per_round=10,
         sending=(hostile,),
         preaggregation=[make(local) for make in defences],
         **parts,
@@ -936,7 +947,7 @@ def mixing(part: Any, **parts: Any) -> fs.Algorithm:
     """A composition of 10 slots whose rows are mixed."""
     plain: dict[str, Any] = {
         "selection": selection.uniform(),
-        "schedule": schedule.every_round(10),
+        "clients_per_round": 10,
         "preaggregation": (part,),
     }
     return fs.compose(LOCAL, **(plain | parts))
@@ -952,13 +963,13 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "rows that left at different times": (
         lambda: mixing(
-            BUCKETS, schedule=schedule.staggered(10, 2), selection=selection.uniform(sticky=True)
+            BUCKETS, flight=flight.staggered(2), selection=selection.uniform(sticky=True)
         ),
-        "preaggregation bucketing(size=3) needs all slots due together, schedule is staggered(10",
+        "preaggregation bucketing(size=3) needs all slots due together, flight is staggered(10",
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(LOCAL, clients_per_round=10).replace(preaggregation=(NNM,)),
-        "schedule serverless(10) needs no pre-aggregation, "
+        "flight serverless() needs no pre-aggregation, "
         "preaggregation is (nearest_neighbour_mixing(),)",
     ),
     "reports of rows that are mixtures": (
@@ -977,7 +988,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a rule that meets no update in flight": (
         lambda: mixing(
-            NNM, schedule=schedule.delayed(10, 2),
+            NNM, flight=flight.delayed(2),
             sending=(attacks.optimised(MALICIOUS, aggregators.mean),),
         ),
         "sending optimised(bool[8], mean) needs models that return in the round in which they left",
@@ -992,7 +1003,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
         make()
     assert len(str(caught.value).splitlines()) == 1
     mixing(NNM, preaggregation=(FAIR, NNM))
-    mixing(NNM, schedule=schedule.delayed(10, 2))
+    mixing(NNM, flight=flight.delayed(2))
 
 
 def test_attackers_know_what_they_are_told(

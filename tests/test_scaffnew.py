@@ -180,8 +180,8 @@ FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
         "needs no pre-aggregation, preaggregation is (bucketing(),): use",
     ),
     "in flight": (
-        lambda a: a.replace(schedule=fs.schedule.delayed(N, 2)),
-        "needs models that return in the round in which they left, schedule is delayed(8, 2)",
+        lambda a: a.replace(flight=fs.flight.delayed(2)),
+        "needs models that return in the round in which they left, flight is delayed(2)",
     ),
     "stale models": (
         lambda a: a.replace(broadcast=fs.broadcast.stale(2)),

@@ -57,7 +57,7 @@ def local() -> fs.LocalUpdate:
 
 
 def algorithm(selection: fs.base.Selection, clock: fs.base.Clock | None, **parts: Any) -> Any:
-    given = {"local": local(), "schedule": fs.schedule.every_round(M), **parts}
+    given = {"local": local(), "clients_per_round": M, **parts}
     return compose(selection=selection, clock=clock, **given)
 
 
@@ -201,9 +201,7 @@ def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     link = fs.clock.bandwidth(up, fs.clock.tiers(20, 60), shared=shared)
     clock = fs.clock.simulated(laws, link, fs.clock.bernoulli(0.8), deadline=24.0)
     slots, asked_of = 4, 6
-    made = algorithm(
-        fs.selection.within_deadline(asked_of), clock, schedule=fs.schedule.every_round(slots)
-    )
+    made = algorithm(fs.selection.within_deadline(asked_of), clock, clients_per_round=slots)
     size = made.traffic(net().init(jax.random.key(0)), data())
     assert size.answer == 12
     step, down = drawn(laws, Device.COMPUTE), drawn(link.down, Device.DOWN)
@@ -287,7 +285,7 @@ def test_tiers_take_turns_by_their_accuracy() -> None:
     """Two tiers, evaluated every other round; whoever sleeps is neither asked nor drawn."""
     made = algorithm(
         fs.selection.tiers(2, reports.accuracy(net(), 3), credit=6), CLOCK,
-        schedule=fs.schedule.every_round(M),
+        clients_per_round=M,
     )  # fmt: skip
     size = made.traffic(net().init(jax.random.key(0)), data())
     assert size.answer == 4
@@ -566,10 +564,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "in flight": (
         lambda: algorithm(
             fs.selection.power_of_choice(4, reports.mean_loss(risk())), None,
-            schedule=fs.schedule.delayed(M, 2),
+            flight=fs.flight.delayed(2),
         ),
         r"selection power_of_choice\(4, .*\) needs models that return in the round in which they "
-        r"left, schedule is delayed\(3, 2\): use schedule=every_round\(m\)",
+        r"left, flight is delayed\(2\): use flight=every_round\(\)",
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(local(), clients_per_round=M).replace(
@@ -581,7 +579,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.phase_shift(local(), clients_per_round=4, phases=2).replace(
             selection=fs.selection.awake(), clock=CLOCK
         ),
-        r"schedule staggered\(4, 2\) needs slots that keep their clients, selection is awake\(\)",
+        r"flight staggered\(2\) needs slots that keep their clients, selection is awake\(\)",
     ),
     "several models": (
         lambda: fs.algorithms.ifca(local(), clients_per_round=M, clusters=2, objective=risk())
@@ -631,7 +629,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "Oort in flight": (
         lambda: algorithm(
-            fs.selection.guided(), CLOCK, schedule=fs.schedule.delayed(M, 2)
+            fs.selection.guided(), CLOCK, flight=fs.flight.delayed(2)
         ),
         r"selection guided\(\) needs models that return in the round in which they left",
     ),

@@ -32,9 +32,9 @@ from fedjax_sim import (
     broadcast,
     clustering,
     corrections,
+    flight,
     preaggregation,
     redistribution,
-    schedule,
     selection,
     server,
     tree,
@@ -518,7 +518,9 @@ def matrix_of(part: Redistribution, key: jax.Array, slots: int) -> jax.Array:
 def test_gossip_has_the_activity_that_it_is_given(local: LocalUpdate) -> None:
     """A node has two neighbours on the ring, so that it gets twice the activity on average."""
     activity = 0.3
-    redistribute: Any = gossip(local, clients_per_round=6, activity=activity).parts.redistribution
+    redistribute: Any = gossip(
+        local, clients_per_round=6, activity=activity
+    ).parts.flight.redistribution
     keys = jax.random.split(jax.random.key(0), 500)
     received = jax.jit(jax.vmap(lambda key: redistribute(key, 6).received()))(keys)
     assert abs(float(jnp.mean(received.astype(jnp.float32))) - 2 * activity) < 0.1
@@ -802,7 +804,7 @@ def together(local: LocalUpdate | None = None, slots: int = 6, **parts: Any) -> 
     """FedAvg's parts with others."""
     plain = {
         "selection": selection.uniform(),
-        "schedule": schedule.every_round(slots),
+        "clients_per_round": slots,
     }
     return fs.compose(local or any_local(), **{**plain, **parts}).on(ONE["execution"])
 
@@ -813,10 +815,10 @@ def of_sgd(*arguments: Any, **options: Any) -> LocalUpdate:
 
 NONE: Any = fs.empirical_risk(fs.models.logistic((6,), 3))
 STICKY: dict[str, Any] = {
-    "selection": selection.uniform(sticky=True), "schedule": schedule.serverless(6)
+    "selection": selection.uniform(sticky=True), "flight": flight.serverless()
 }  # fmt: skip
 FOR_ALL = "needs the server's latest model for all, broadcast is "
-IN_A_ROUND = "needs models that return in the round in which they left, schedule is delayed(6, 2)"
+IN_A_ROUND = "needs models that return in the round in which they left, flight is delayed(2)"
 REPLACED = "needs a server model that is replaced by the aggregate, server is optimizer(<optax>)"
 # By both parts: what is made, and a piece of the line that refuses it.
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -875,33 +877,33 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "dynamic clusters of a part of the cohort": (
         lambda: together(
             broadcast=clustering.dynamic(90, "angle", 6, NONE),
-            selection=STICKY["selection"], schedule=schedule.staggered(6, 2),
+            selection=STICKY["selection"], flight=flight.staggered(2),
         ),
-        "needs all slots due together, schedule is staggered(6, 2): use schedule=every_round(m)",
+        "needs all slots due together, flight is staggered(2): use flight=every_round()",
     ),
     "q-FFL by the last of several visits": (
         lambda: together(
-            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.q_fair(1, 0.1),)
+            flight=flight.delayed(2), preaggregation=(preaggregation.q_fair(1, 0.1),)
         ),
-        f"preaggregation q_fair(1, 0.1) {IN_A_ROUND}: use schedule=every_round(m)",
+        f"preaggregation q_fair(1, 0.1) {IN_A_ROUND}: use flight=every_round()",
     ),
     "FedNova by the last of several visits": (
         lambda: together(
-            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.normalise(0.1),)
+            flight=flight.delayed(2), preaggregation=(preaggregation.normalise(0.1),)
         ),
         f"preaggregation normalise(0.1) {IN_A_ROUND}",
     ),
     "AFL by the last of several visits": (
         lambda: together(
-            schedule=schedule.delayed(6, 2), preaggregation=(preaggregation.agnostic(0.1),)
+            flight=flight.delayed(2), preaggregation=(preaggregation.agnostic(0.1),)
         ),
         f"preaggregation agnostic(0.1) {IN_A_ROUND}",
     ),
     "FLTrust of models that visited several": (
         lambda: fltrust(any_local(), clients_per_round=6).replace(
-            schedule=schedule.delayed(6, 2)
+            flight=flight.delayed(2)
         ),
-        f"{IN_A_ROUND}: use schedule=every_round(m)",
+        f"{IN_A_ROUND}: use flight=every_round()",
     ),
     "staleness of models without": (
         lambda: together(preaggregation=(preaggregation.staleness(0.5),)),
@@ -910,7 +912,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "staleness of models that visited several": (
         lambda: together(
-            broadcast=broadcast.stale(2), schedule=schedule.delayed(6, 2),
+            broadcast=broadcast.stale(2), flight=flight.delayed(2),
             preaggregation=(preaggregation.staleness(0.5),),
         ),
         f"preaggregation staleness(0.5) {IN_A_ROUND}",
@@ -938,38 +940,38 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "variates that no server holds": (
         lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),
-        "schedule serverless(6) needs no state shared through the server besides the model, local "
+        "flight serverless() needs no state shared through the server besides the model, local "
         "is local_sgd(empirical_risk(<Model>), <optax>, corrections=(scaffold(),)): use local_sgd",
     ),
     "a μ that no server holds": (
         lambda: gossip(
             any_local(corrections=(corrections.adaptive_proximal(),)), clients_per_round=6
         ),
-        "schedule serverless(6) needs no state shared through the server besides the model, local ",
+        "flight serverless() needs no state shared through the server besides the model, local ",
     ),
     "momenta that no server averages": (
         lambda: gossip(
             of_sgd(0.1, momentum=0.9).change(optimizer_state="average"), clients_per_round=6
         ),
-        "schedule serverless(6) needs no state shared through the server besides the model, local ",
+        "flight serverless() needs no state shared through the server besides the model, local ",
     ),
     "a rule that no node follows": (
         lambda: together(**STICKY, aggregator=fs.aggregators.coordinate_median),
-        "schedule serverless(6) needs the plain mean, aggregator is coordinate_median",
+        "flight serverless() needs the plain mean, aggregator is coordinate_median",
     ),
     "a pre-aggregation that no node does": (
         lambda: together(**STICKY, preaggregation=(preaggregation.q_fair(1, 0.1),)),
-        "schedule serverless(6) needs no pre-aggregation, preaggregation is "
+        "flight serverless() needs no pre-aggregation, preaggregation is "
         "(q_fair(1, 0.1),): use preaggregation=()",
     ),
     "a server that is not there": (
         lambda: together(**STICKY, server=server.mix(0.5)),
-        "schedule serverless(6) needs a server model that is replaced by the aggregate, server is "
+        "flight serverless() needs a server model that is replaced by the aggregate, server is "
         "mix(0.5)",
     ),
     "models of a server that is not there": (
         lambda: together(**STICKY, broadcast=broadcast.stale(1)),
-        f"schedule serverless(6) {FOR_ALL}stale(1)",
+        f"flight serverless() {FOR_ALL}stale(1)",
     ),
 }  # fmt: skip
 
@@ -998,7 +1000,7 @@ def test_parts_that_fit_are_not_refused() -> None:
     together(**STICKY, sending=(fs.sending.clip_norm(1.0),))
     together(broadcast=broadcast.stale(2), server=server.optimizer(optax.sgd(1.0)))
     together(
-        broadcast=clustering.ifca(2, NONE), schedule=schedule.delayed(6, 2),
+        broadcast=clustering.ifca(2, NONE), flight=flight.delayed(2),
         server=server.replace(), diagnostics={"taken": clustering.models_taken()},
     )  # fmt: skip
 

@@ -202,9 +202,9 @@ def test_the_clients_of_a_graph_are_priced() -> None:
 
 def test_a_number_that_no_part_rejects_is_a_line() -> None:
     problem = fs.toy(3)
-    late = promising(fs.schedule.every_round(2), due=lambda self, t: jnp.full(2, t >= 2**33))
+    late = promising(fs.flight.every_round(), due=lambda self, t, slots: jnp.full(2, t >= 2**33))
     local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-    algorithm = fs.compose(local, selection=fs.selection.uniform(), schedule=late)
+    algorithm = fs.compose(local, clients_per_round=2, flight=late)
     with pytest.raises(ValueError, match="a whole number is too large for the devices: "):
         problem.accuracy(algorithm, rounds=1)
 

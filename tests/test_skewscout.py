@@ -131,6 +131,6 @@ def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, messag
 def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"])
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm.replace(schedule=fs.schedule.delayed(COHORT, 2))
+        algorithm.replace(flight=fs.flight.delayed(2))
     with pytest.raises(ValueError, match="needs clients that send their updates unchanged"):
         algorithm.replace(sending=(fs.sending.sign_flip(np.arange(8) < 2),))

@@ -105,9 +105,9 @@ def test_a_round_of_which_nobody_is_left_ends_the_run() -> None:
 
 BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--on-nan", "skip-client"]
 REFUSED = {
-    "radfed": "models that return in the round in which they left, schedule is ",
-    "phase_shift": "models that return in the round in which they left, schedule is ",
-    "gossip": "models that return in the round in which they left, schedule is ",
+    "radfed": "models that return in the round in which they left, flight is ",
+    "phase_shift": "models that return in the round in which they left, flight is ",
+    "gossip": "models that return in the round in which they left, flight is ",
     "scaffold": "no state shared through the server besides the model, local is ",
     "qffl": "pre-aggregations that do not read the clients' losses, preaggregation is ",
     "scaffnew": "--on-nan skip-client: ",

@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         lambda: method_of(
             "fedbuff", clients_per_round=4, buffer_size=2, clock=fs.clock.simulated(0.5)
         ),
-        "samples_per_round needs models that return in the round in which they left, schedule is",
+        "samples_per_round needs models that return in the round in which they left, flight is",
     ),
 }
 

@@ -14,7 +14,7 @@ import pytest
 from conftest import Federation, Play, assert_trees, known, make_federation, play, promising
 
 import fedjax_sim as fs
-from fedjax_sim import broadcast, preaggregation, schedule, selection, server
+from fedjax_sim import broadcast, flight, preaggregation, selection, server
 from fedjax_sim.base import Cohort, Diagnostic, Gathered, Sending, Server, Variables
 from fedjax_sim.engine.chunks import Addend, run_in_chunks
 from fedjax_sim.models import layers
@@ -60,8 +60,7 @@ NORMED = fs.models.from_linen(_Normed(), (6,))
 
 def composed(model: fs.Model, **parts: Any) -> fs.Algorithm:
     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.05), batch_size=8)
-    plain = {"selection": selection.uniform(), "schedule": schedule.every_round(5)}
-    return fs.compose(local, **(plain | parts))
+    return fs.compose(local, **({"clients_per_round": 5} | parts))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, None])
@@ -102,7 +101,7 @@ def test_sums_are_those_of_numpy(chunk: int | None) -> None:
         ({"preaggregation": (preaggregation.normalise(0.05),)}, True),
         ({"diagnostics": {"all": reading()}}, True),
         ({"sending": (sent_as_it_is,)}, True),
-        ({"schedule": schedule.delayed(5, 2)}, True),
+        ({"clients_per_round": 5, "flight": flight.delayed(2)}, True),
     ],
 )
 def test_who_reads_the_updates(
@@ -165,7 +164,7 @@ def test_nobody_trains(federation: Federation, models: dict[str, fs.Model]) -> N
 
 def temporaries(federation: Federation, model: fs.Model, cohort: int, **parts: Any) -> int:
     algorithm = composed(
-        model, schedule=schedule.every_round(cohort),
+        model, clients_per_round=cohort,
         **parts,
     ).on(fs.make_execution(devices=1, chunk=1))  # fmt: skip
     variables = jax.eval_shape(model.init, jax.random.key(0))

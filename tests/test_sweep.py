@@ -222,7 +222,7 @@ def test_messages_of_other_sizes_are_other_programs(federation: Federation) -> N
         return fs.compose(
             sgd(0.1),
             selection=fs.selection.uniform(),
-            schedule=fs.schedule.every_round(3),
+            clients_per_round=3,
             sending=(scaled(share),),
         ).on(ONE)
 
@@ -242,7 +242,7 @@ def diverging(federation: Federation) -> Callable[[int], tuple[Make, Sweep]]:
             return fs.compose(
                 sgd(lr),
                 selection=fs.selection.uniform(),
-                schedule=fs.schedule.every_round(3),
+                clients_per_round=3,
             ).on(execution)
 
         data, test = federation.data, federation.test

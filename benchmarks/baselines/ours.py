@@ -139,8 +139,8 @@ def experiment_of(
     )
     algorithm = fs.compose(
         local,
+        workload.cohort,
         selection=_Given(jax.numpy.asarray(workload.cohorts(ROUNDS))),
-        schedule=fs.schedule.every_round(workload.cohort),
     ).on(execution)
     sets = (eval_set(work.x[:1], work.y[:1]),)
     task = fs.tasks.classification(VOCABULARY if workload.net == "lstm" else CLASSES)

@@ -40,7 +40,7 @@ from benchmarks.reproduce.common import (
     spread,
 )
 from benchmarks.script import write_record
-from fedjax_sim import diagnostics, redistribution, schedule, selection, weighting
+from fedjax_sim import diagnostics, flight, redistribution, weighting
 from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import LocalUpdate, Weighting
 from fedjax_sim.cli.build import load_model
@@ -251,9 +251,8 @@ def watched(built: Built, inner: int, weights: Weighting) -> fs.Algorithm:
     """RADFed with both diagnostics; FedAvg for S = 1."""
     return compose(
         built.local,
-        selection=selection.uniform(),
-        schedule=schedule.delayed(built.cohort, inner),
-        redistribution=redistribution.permute,
+        built.cohort,
+        flight=flight.delayed(inner, redistribution=redistribution.permute),
         weighting=weights,
         diagnostics={
             "DL": diagnostics.model_divergence(),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import Broadcast, Clock, LocalUpdate, Natural, Positive, Schedule
+from fedjax_sim.base import Broadcast, Clock, Flight, LocalUpdate, Natural, Positive
 from fedjax_sim.client import corrections
-from fedjax_sim.plan import schedule
+from fedjax_sim.plan import flight
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
 from fedjax_sim.server.preaggregation._staleness import StalenessDecay
@@ -61,10 +61,11 @@ def fedasync(
     "Aggregation delayed federated learning", 2021 <https://arxiv.org/abs/2108.07433>, section IV-E,
     which uses 18 to 31 for as many parallel clients as in FedAvg (max_staleness).
     """
-    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
+    active, arrivals, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local.change(corrections=(corrections.proximal(mu),)),
-        schedule=when,
+        active,
+        flight=arrivals,
         broadcast=sent,
         weighting=weighting.equal,
         preaggregation=(preaggregation.staleness(alpha, decay, slope, grace),),
@@ -74,8 +75,8 @@ def fedasync(
 
 def _arrivals(
     clients_per_round: int, buffer_size: int, max_staleness: int | None, clock: Clock | None
-) -> tuple[Schedule, Broadcast]:
-    """Returns when models arrive and which model clients start from.
+) -> tuple[int, Flight, Broadcast]:
+    """Returns how many clients train at once, when models arrive, and which model clients receive.
 
     A clock determines the staleness; without one it is sampled.
 
@@ -96,8 +97,9 @@ def _arrivals(
     if clock is None:
         oldest = MAX_STALENESS if max_staleness is None else max_staleness
         factor = clients_per_round / buffer_size
-        return schedule.every_round(buffer_size, round_factor=factor), broadcast.stale(oldest)
-    return schedule.buffered(buffer_size, at_work=clients_per_round), broadcast.latest()
+        when = flight.every_round(round_factor=factor)
+        return buffer_size, when, broadcast.stale(oldest)
+    return clients_per_round, flight.buffered(buffer_size), broadcast.latest()
 
 
 @method
@@ -150,10 +152,11 @@ def fedbuff(
         >>> problem.accuracy(algorithm, rounds=10) > 0.8
         True
     """
-    when, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
+    active, arrivals, sent = _arrivals(clients_per_round, buffer_size, max_staleness, clock)
     return compose(
         local,
-        schedule=when,
+        active,
+        flight=arrivals,
         broadcast=sent,
         weighting=weighting.equal,
         preaggregation=(preaggregation.discounted(decay, slope, grace),),

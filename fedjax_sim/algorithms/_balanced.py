@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import Count, LocalUpdate, Objective
 from fedjax_sim.client import mixup
-from fedjax_sim.plan import schedule
+from fedjax_sim.plan import flight
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
@@ -70,8 +70,9 @@ def astraea(
     rounds, factor = mediator_size * mediator_epochs, float(mediator_size)
     return compose(
         local,
+        slots,
         selection=mediators(slots, mediator_size, classes),
-        schedule=schedule.delayed(slots, rounds, apart=True, round_factor=factor),
+        flight=flight.delayed(rounds, apart=True, round_factor=factor),
         weighting=weighting.by_samples_visited,
     )
 

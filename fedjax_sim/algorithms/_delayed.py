@@ -11,6 +11,7 @@ from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import (
     Count,
+    Evaluated,
     Fraction,
     LocalUpdate,
     Objective,
@@ -21,11 +22,10 @@ from fedjax_sim.base import (
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
 from fedjax_sim.engine import optimizers
-from fedjax_sim.plan import redistribution, schedule, selection
+from fedjax_sim.plan import flight, redistribution, selection
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.round.parts import Evaluated
-from fedjax_sim.server import refresh, weighting
+from fedjax_sim.server import weighting
 
 Mode = Literal["communication", "epochs"]
 
@@ -35,7 +35,7 @@ def phase_shift(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    phases: int = 2,
+    phases: Count = 2,
     mode: Mode = "communication",
 ) -> Algorithm:
     r"""Phase shift: n groups train concurrently; one uploads per round, the others are corrected.
@@ -77,13 +77,14 @@ def phase_shift(
     """
     if mode not in ("communication", "epochs"):
         raise ValueError(f"mode must be 'communication' or 'epochs', got {mode!r}")
-    stagger = schedule.staggered(clients_per_round, phases)
     round_factor = 2 * phases / (phases + 1) if mode == "epochs" else 1.0
     return compose(
         local.change(epochs=local.epochs / round_factor),
+        clients_per_round,
         selection=selection.uniform(sticky=True),
-        schedule=stagger.replace(round_factor=round_factor),
-        refresh=refresh.drift_correction(),
+        flight=flight.staggered(
+            phases, refresh=flight.drift_correction(), round_factor=round_factor
+        ),
     )
 
 
@@ -168,15 +169,17 @@ def radfed(
         draws = selection.importance(score, gamma, initial=initial_scores, active=active_clients)
     return compose(
         local.change(corrections=(corrections.proximal(mu),)) if mu else local,
+        clients_per_round,
         selection=draws,
-        schedule=schedule.delayed(clients_per_round, redistribution_rounds),
-        redistribution=redistribution.permute,
-        refresh=refresh.nothing(),
+        flight=flight.delayed(
+            redistribution_rounds,
+            redistribution=redistribution.permute,
+            evaluated=evaluated if redistribution_rounds > 1 else "server",
+        ),
         weighting=weighting.equal,
         server=_server_step(
             alpha, server_optimizer, server_lr, beta1=beta1, beta2=beta2, tau=tau, v0=v0
         ),
-        evaluated=evaluated if redistribution_rounds > 1 else "server",
     )
 
 

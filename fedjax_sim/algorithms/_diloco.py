@@ -6,7 +6,7 @@ from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
 from fedjax_sim.base import Decay, LocalUpdate, Positive
 from fedjax_sim.models import leaves
-from fedjax_sim.plan import exchange, schedule, selection
+from fedjax_sim.plan import exchange, flight, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
@@ -80,7 +80,7 @@ def streaming_diloco(
     fragment p since its last synchronisation, P rounds ago. Layers p, p + P, p + 2P, ... form
     fragment p: layers are staggered here as phase shift staggers groups of clients. Clients
     continue with the other fragments and with their optimiser state. The m clients sampled in the
-    first round are the workers of the whole run; another schedule lets others join.
+    first round are the workers of the whole run; another flight lets others join.
 
     A round lasts from one synchronisation to the next, H / P steps in the paper. The paper also
     overlaps communication with τ local steps, after which a worker mixes the new fragment with its
@@ -116,8 +116,9 @@ def streaming_diloco(
         raise ValueError(f"fragments must be in 1..{MOST_FRAGMENTS}, got {fragments}")
     return compose(
         local.change(optimizer_state="keep"),
+        clients_per_round,
         selection=selection.uniform(sticky=True),
-        schedule=schedule.permanent(clients_per_round),
+        flight=flight.permanent(),
         exchange=exchange.fragments(*(leaves.strided(p, fragments) for p in range(fragments))),
         weighting=weighting.equal,
         server=server_sgd(server_lr, server_momentum, nesterov=True),

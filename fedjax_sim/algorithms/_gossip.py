@@ -8,7 +8,7 @@ from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import LocalUpdate, Objective
 from fedjax_sim.client.reports import with_final_loss
 from fedjax_sim.personal import as_received
-from fedjax_sim.plan import redistribution, schedule, selection
+from fedjax_sim.plan import flight, redistribution, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
@@ -59,9 +59,11 @@ def gossip(
         raise ValueError(f"topology must be one of {', '.join(GRAPHS)}, got {topology!r}")
     return compose(
         local,
+        clients_per_round,
         selection=selection.uniform(sticky=True),
-        schedule=schedule.serverless(clients_per_round),
-        redistribution=redistribution.matchings(GRAPHS[topology](clients_per_round), activity),
+        flight=flight.serverless(
+            redistribution.matchings(GRAPHS[topology](clients_per_round), activity)
+        ),
         weighting=weighting.equal,
     )
 
@@ -109,9 +111,9 @@ def push_sum(
     graph = redistribution.one_sided(clients_per_round, links, graph_seed)
     return compose(
         local,
+        clients_per_round,
         selection=selection.uniform(sticky=True),
-        schedule=schedule.serverless(clients_per_round),
-        redistribution=redistribution.push(redistribution.outgoing(graph)),
+        flight=flight.serverless(redistribution.push(redistribution.outgoing(graph))),
         weighting=weighting.equal,
     )
 
@@ -172,14 +174,16 @@ def dada(
         >>> algorithm = fs.algorithms.dada(
         ...     local, clients_per_round=10, objective=problem.objective
         ... )
-        >>> algorithm.parts.redistribution
+        >>> algorithm.parts.flight.redistribution
         learned()
     """
     return compose(
         with_final_loss(local, objective),
+        clients_per_round,
         selection=selection.uniform(sticky=True),
-        schedule=schedule.serverless(clients_per_round),
-        redistribution=redistribution.learned(mu_1, mu_2, penalty, peers=peers, lr=mixing_lr),
+        flight=flight.serverless(
+            redistribution.learned(mu_1, mu_2, penalty, peers=peers, lr=mixing_lr)
+        ),
         weighting=weighting.equal,
         personal=as_received(),
     )

@@ -6,7 +6,7 @@ from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
 from fedjax_sim.base import Decay, LocalUpdate, Positive, PreAggregation
-from fedjax_sim.plan import schedule, selection
+from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
@@ -89,8 +89,8 @@ def dp_fedavg(
     slots = privacy.slots_for(clients_per_round) if by_coin else clients_per_round
     return compose(
         local,
+        slots,
         selection=privacy.poisson(clients_per_round) if by_coin else selection.uniform(),
-        schedule=schedule.every_round(slots),
         weighting=weighting.equal,
         preaggregation=(private,),
     )

@@ -53,13 +53,15 @@ from fedjax_sim.base.parts import (
 )
 from fedjax_sim.base.plan import (
     AnyRedistribution,
+    Evaluated,
+    Flight,
     LearnedRedistribution,
     Moves,
     Outlook,
     Participation,
     PerClient,
     Redistribution,
-    Schedule,
+    Refresh,
     Selection,
 )
 from fedjax_sim.base.ranges import (
@@ -87,7 +89,6 @@ from fedjax_sim.base.server import (
     DownloadBytes,
     MechanismEpsilon,
     PreAggregation,
-    Refresh,
     Server,
     Weighting,
 )
@@ -126,12 +127,14 @@ __all__ = [
     "DownloadBytes",
     "DrawnSteps",
     "Elapsed",
+    "Evaluated",
     "Exchange",
     "FedState",
     "FetchedError",
     "Finish",
     "Finite",
     "FinitePositive",
+    "Flight",
     "Follow",
     "Fraction",
     "Fragment",
@@ -171,7 +174,6 @@ __all__ = [
     "Redistribution",
     "Refresh",
     "SampleWeight",
-    "Schedule",
     "Selection",
     "SendTogether",
     "Sending",

@@ -41,10 +41,10 @@ class Part:
     makes it, compares and hashes by its settings, and can be pickled and cited. A class that is
     called like a function has a function's name, so that the text of a part is Python.
 
-    >>> from fedjax_sim.plan import schedule
-    >>> schedule.delayed(10, rounds=5)
-    delayed(10, 5)
-    >>> schedule.delayed(10, rounds=5) == schedule.delayed(10, 5)
+    >>> from fedjax_sim.plan import flight
+    >>> flight.delayed(rounds=5)
+    delayed(5)
+    >>> flight.delayed(rounds=5) == flight.delayed(5)
     True
     """
 

@@ -1,4 +1,4 @@
-"""Selections, schedules and redistributions: which clients train, and when."""
+"""Selections and flights: which clients train, and when models are collected."""
 
 from __future__ import annotations
 
@@ -174,61 +174,6 @@ class Selection(Part):
         return None
 
 
-class Schedule(Part):
-    """Determines which slots the server collects, and when."""
-
-    @property
-    def period(self) -> int:
-        """The rounds that a model is in flight; with 1 no model outlives a round."""
-        return 1
-
-    @property
-    def slots(self) -> int:
-        """S, the number of slots."""
-        raise NotImplementedError
-
-    @property
-    def group(self) -> NDArray[np.int32]:
-        """``int32[S]``: slots of one group are due together; one group by default."""
-        return np.zeros(self.slots, np.int32)
-
-    def due(self, t: Array, /) -> Array:
-        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``; all here.
-
-        Rounds count from 0; -1 is before the first.
-        """
-        return jnp.ones(self.slots, bool)
-
-    serverless = False
-    """Whether nothing is ever due, as in gossip; the mean of the slots is then evaluated."""
-
-    @property
-    def round_factor(self) -> float:
-        """The rounds to run for each round of FedAvg that the user budgets."""
-        return 1.0
-
-    @property
-    def at_work(self) -> int | None:
-        """The number of models in flight, if a round collects the first ones that return.
-
-        None: a round collects the models that it sent.
-        """
-        return None
-
-    @property
-    def seconds(self) -> float | None:
-        """The fixed duration of a round; None: it ends when its slots are full."""
-        return None
-
-    one_round = False
-    """Whether no model outlives a round, whatever the settings are."""
-
-    @property
-    def group_sizes(self) -> list[int]:
-        """The number of slots in each group."""
-        return np.unique(self.group, return_counts=True)[1].tolist()
-
-
 class Moves(Protocol):
     """The moves of models between slots in one round."""
 
@@ -269,4 +214,82 @@ class LearnedRedistribution(Part):
 
 
 AnyRedistribution = Redistribution | LearnedRedistribution
-"""The types of :func:`fedjax_sim.compose`'s argument ``redistribution``."""
+"""The types of a redistribution."""
+
+
+class Refresh(Part):
+    """Updates a model in flight from the new server model, which its client downloads."""
+
+    def correct(
+        self, server: Variables, server_samples: Array, local: Variables, samples: Array, /
+    ) -> Variables:
+        """Returns the model that continues.
+
+        Args:
+            server: w_t, the server model.
+            server_samples: ``f32[]``, N_t, the number of samples behind it.
+            local: w_k, the model in flight.
+            samples: ``f32[]``, n_k.
+        """
+        raise NotImplementedError
+
+
+Evaluated = Literal["server", "in_flight"]
+
+
+class Flight(Part):
+    """Determines when the server collects models, and how they move until then.
+
+    ``slots`` is S, the number of models that train in a round.
+    """
+
+    @property
+    def period(self) -> int:
+        """The rounds that a model is in flight; with 1 no model outlives a round."""
+        return 1
+
+    def group(self, slots: int, /) -> NDArray[np.int32]:
+        """Returns ``int32[S]``: slots of one group are due together; one group by default."""
+        return np.zeros(slots, np.int32)
+
+    def due(self, t: Array, slots: int, /) -> Array:
+        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``; all here.
+
+        Rounds count from 0; -1 is before the first.
+        """
+        return jnp.ones(slots, bool)
+
+    def collected(self, active: int, /) -> int:
+        """Returns S, given the number of clients that train at once."""
+        return active
+
+    @property
+    def redistribution(self) -> AnyRedistribution | None:
+        """The moves of models between two rounds; None: they stay in their slots."""
+        return None
+
+    @property
+    def refresh(self) -> Refresh | None:
+        """The update of models in flight from the server model; None: no update."""
+        return None
+
+    @property
+    def evaluated(self) -> Evaluated:
+        """The evaluated model: the server model, or the aggregate of the models in flight."""
+        return "server"
+
+    serverless = False
+    """Whether no model is ever due, as in gossip; the mean of the slots is then evaluated."""
+
+    @property
+    def round_factor(self) -> float:
+        """The rounds to run for each round of FedAvg that the user budgets."""
+        return 1.0
+
+    asynchronous = False
+    """Whether a round collects the first models that return, whenever they were sent."""
+
+    @property
+    def seconds(self) -> float | None:
+        """The fixed duration of an asynchronous round; None: it ends when its slots are full."""
+        return None

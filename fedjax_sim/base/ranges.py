@@ -15,7 +15,7 @@ LARGEST = 2**31 - 1
 MOST = 10_000_000
 """The largest number of those that have records of their own: clients of a round, classes."""
 
-COUNTED = ("clients_per_round", "slots", "at_work", "classes")
+COUNTED = ("clients_per_round", "slots", "classes")
 """The settings that are such numbers, from 1; all other integers may be negative."""
 
 

@@ -141,22 +141,6 @@ class Broadcast(Part):
         return True
 
 
-class Refresh(Part):
-    """Updates a model that stays in flight with the new server model."""
-
-    @property
-    def correct(self) -> Callable[[Variables, Array, Variables, Array], Variables] | None:
-        """Maps ``(server, server_samples, local, samples)`` to the model that continues.
-
-        These are the server model w_t, the number of samples behind it N_t ``f32[]``, the model in
-        flight w_k and n_k ``f32[]``. None: the model in flight is unchanged.
-        """
-        return None
-
-    downloads = False
-    """Whether it needs the server model, which is counted as traffic."""
-
-
 class Server(Part):
     """Moves the server model, given the aggregate of the updates."""
 

@@ -193,7 +193,7 @@ def build(config: Config) -> Setup:
 
     algorithms = {name: algorithm_of(name) for name in config.algorithms}
     for method, made in algorithms.items():
-        if config.machine.keep_weights and made.parts.evaluated == "in_flight":
+        if config.machine.keep_weights and made.parts.flight.evaluated == "in_flight":
             raise ValueError(
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
                 "its models in flight: add --evaluated server"

@@ -246,14 +246,19 @@ def _in_line(parts: Iterable[Part]) -> str:
 
 
 def _short(code: str) -> str:
-    """Returns a part without most of its arguments.
+    """Returns a part without most of its arguments, except other parts.
 
     >>> _short("selection.uniform(sticky=True)"), _short("preaggregation.q_fair(1.0, 0.1)")
     ('selection.uniform(sticky=True)', 'preaggregation.q_fair')
+    >>> _short("flight.delayed(5, redistribution=redistribution.permute)")
+    'flight.delayed(redistribution.permute)'
     """
     name, _, arguments = code.partition("(")
     fixed = re.fullmatch(r"\w+=(True|False|\d+|'\w+')\)", arguments)
-    return code if fixed or name == "local.change" else name
+    if fixed or name == "local.change":
+        return code
+    inner = re.findall(r"[a-z_]+\.[a-z_]\w*", arguments)
+    return f"{name}({', '.join(inner)})" if inner else name
 
 
 def _wrapped(key: str, text: str) -> list[str]:

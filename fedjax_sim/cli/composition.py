@@ -15,7 +15,7 @@ from fedjax_sim.cli.making import make
 from fedjax_sim.cli.parts import public_names
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
-from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.round import Algorithm
 
 
 class Part(NamedTuple):
@@ -64,7 +64,7 @@ def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[
 
 def _rows(algorithm: Algorithm) -> Iterator[Part]:
     parts = algorithm.parts.by_role()
-    del parts["execution"]
+    del parts["execution"], parts["clients_per_round"]
     for role, part in parts.items():
         if isinstance(part, LocalUpdate):
             yield from _local(part)
@@ -72,9 +72,6 @@ def _rows(algorithm: Algorithm) -> Iterator[Part]:
             yield from (_row(role, one) for one in part.values())
         elif type(part) is tuple:
             yield from (_row(role, one) for one in part)
-        elif isinstance(part, str):  # a choice, not a part: told unless it is what compose takes
-            if part != inspect.signature(compose).parameters[role].default:
-                yield Part(role, repr(part), documented(compose)[role])
         elif part is not None:
             yield _row(role, part)
 

@@ -74,8 +74,8 @@ def make(
             that require one.
         options: arguments of the method, which replace the common ones.
 
-    >>> make("fedcs", clients_per_round=3).parts.schedule
-    every_round(3)
+    >>> make("fedcs", clients_per_round=3).parts.clients_per_round
+    3
     """
     function = ALGORITHMS.resolve(method)[1] if isinstance(method, str) else method
     given, taken = (common or stand_in())._asdict(), keywords(function)

@@ -20,12 +20,11 @@ from fedjax_sim.round import Algorithm, compose
 
 MODULES = {
     "selection": "plan.selection",
-    "schedule": "plan.schedule",
+    "flight": "plan.flight",
     "redistribution": "plan.redistribution",
     "exchange": "plan.exchange",
     "clock": "plan.clock",
     "broadcast": "server.broadcast",
-    "refresh": "server.refresh",
     "weighting": "server.weighting",
     "preaggregation": "server.preaggregation",
     "aggregators": "server.aggregators",
@@ -142,8 +141,8 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: if an argument does not fit, or the value is not a part of that role.
 
-    >>> made("selection", "uniform", {}), made("schedule", "every_round(3)", {})
-    (uniform(), every_round(3))
+    >>> made("selection", "uniform", {}), made("flight", "delayed(3, redistribution=permute)", {})
+    (uniform(), delayed(3, redistribution=permute))
     """
     classes, functions = _kinds(role)
     node = calls.parse(text)
@@ -229,10 +228,8 @@ class Parts(Group):
 
     local: str | None = _role("local")
     selection: str | None = _role("selection")
-    schedule: str | None = _role("schedule")
+    flight: str | None = _role("flight")
     broadcast: str | None = _role("broadcast")
-    redistribution: str | None = _role("redistribution")
-    refresh: str | None = _role("refresh")
     exchange: str | None = _role("exchange")
     sending: str | None = _role("sending")
     weighting: str | None = _role("weighting")

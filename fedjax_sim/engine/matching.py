@@ -60,12 +60,12 @@ def dual_clients(alpha: float | Array) -> Need:
 
 
 def slots_of(slots: int, *, most: bool = False) -> Need:
-    """Returns the need of a schedule with this number of slots, or with at most this number."""
+    """Returns the need of this number of slots, or of at most this number."""
     return Need(
-        "schedule",
+        "clients_per_round",
         f"{'at most' if most else 'exactly'} {slots} slots",
         lambda parts: parts.slots == slots or (most and parts.slots < slots),
-        f"schedule=every_round({slots})",
+        f"clients_per_round={slots}",
     )
 
 

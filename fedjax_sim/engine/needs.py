@@ -22,28 +22,28 @@ ONE_MODEL = Need(
     "broadcast=latest()",
 )
 NO_FLIGHT = Need(
-    "schedule",
+    "flight",
     "models that return in the round in which they left",
-    lambda parts: parts.schedule.period == 1,
-    "schedule=every_round(m)",
+    lambda parts: parts.flight.period == 1,
+    "flight=every_round()",
 )
 FLIGHT = Need(
-    "schedule",
+    "flight",
     "models that outlive a round",
-    lambda parts: parts.schedule.period > 1,
-    "schedule=delayed(m, rounds) or staggered(m, phases)",
+    lambda parts: parts.flight.period > 1,
+    "flight=delayed(rounds) or staggered(phases)",
 )
 SERVERLESS = Need(
-    "schedule",
-    "a schedule without a server",
-    lambda parts: parts.schedule.serverless,
-    "schedule=serverless(m)",
+    "flight",
+    "a flight without a server",
+    lambda parts: parts.flight.serverless,
+    "flight=serverless(...)",
 )
 ALL_DUE = Need(
-    "schedule",
+    "flight",
     "all slots due together",
-    lambda parts: len(parts.schedule.group_sizes) == 1,
-    "schedule=every_round(m) or delayed(m, rounds)",
+    lambda parts: len(parts.group_sizes) == 1,
+    "flight=every_round() or delayed(rounds)",
 )
 STICKY = Need(
     "selection",
@@ -211,8 +211,8 @@ NOBODY_LOST = Need(
 STALENESS = Need(
     "broadcast",
     "models tagged with their staleness",
-    lambda parts: parts.broadcast.tags == "staleness" or parts.schedule.at_work is not None,
-    "broadcast=stale(most), or schedule=buffered(...) on a clock",
+    lambda parts: parts.broadcast.tags == "staleness" or parts.flight.asynchronous,
+    "broadcast=stale(most), or flight=buffered(size) on a clock",
 )
 NO_ROUND_TIMED = Need(
     "clock",
@@ -246,10 +246,10 @@ CLUSTER = Need(
 MIRROR = (
     NO_FLIGHT,
     Need(
-        "schedule",
+        "flight",
         "no server update while clients train",
-        lambda parts: parts.schedule.at_work is None,
-        "schedule=every_round(m)",
+        lambda parts: not parts.flight.asynchronous,
+        "flight=every_round()",
     ),
     ONE_MODEL,
     ALL_TRAVELS,
@@ -292,8 +292,9 @@ def _equal(weighting: Callable[..., Any]) -> bool:
 def collected(parts: Any) -> int:
     """Returns the smallest number of slots that the server collects together."""
     if parts.exchange.fragments:
-        return len(parts.schedule.group)
-    return min(parts.schedule.group_sizes)
+        slots: int = parts.slots
+        return slots
+    return min(parts.group_sizes)
 
 
 def awaited(parts: Any) -> int:

@@ -1,1 +1,1 @@
-"""Who trains, and when: selection, schedule, and where models go between two rounds."""
+"""Which clients train, and when: selection, flight and redistribution."""

@@ -17,7 +17,6 @@ from fedjax_sim.plan.devices import (
     pareto,
     tiers,
 )
-from fedjax_sim.plan.redistribution import keep
 from fedjax_sim.plan.traces import Trace, read
 
 __all__ = [
@@ -39,10 +38,10 @@ KNOWN_AGE = Need(
     "broadcast=latest()",
 )
 BY_SERVER = Need(
-    "redistribution",
+    "flight",
     "models that clients send to the server, and not to one another",
-    lambda parts: not parts.selection.sticky or parts.redistribution is keep,
-    "redistribution=keep",
+    lambda parts: not parts.selection.sticky or parts.flight.redistribution is None,
+    "redistribution=None",
 )
 NO_FRAGMENTS = Need(
     "exchange",
@@ -81,9 +80,9 @@ class _Rounds(Clock):
         needs = [KNOWN_AGE, BY_SERVER] + [NO_FRAGMENTS] * self.loses + [STOPS] * self.cuts
         if (first := self.first) is not None:
             enough = Need(
-                "schedule",
+                "clients_per_round",
                 f"at least {first} clients to wait for",
-                lambda parts: len(parts.schedule.group) >= first,
+                lambda parts: parts.slots >= first,
                 "a larger cohort",
             )
             needs += [NO_FLIGHT, enough]
@@ -102,8 +101,8 @@ class simulated(_Rounds):
     the round ends stops, and an upload that it has begun counts as sent. Nothing of a lost or late
     client is used: it has no weight, keeps its previous state, and a model in flight stays as it
     was before the visit; a model that is due at a client which keeps its slot is lost with it.
-    Transfers before the first round and after the last take no time. With a schedule that collects
-    models as they return (:func:`fedjax_sim.schedule.buffered`) the same applies to each visit
+    Transfers before the first round and after the last take no time. With a flight that collects
+    models as they return (:func:`fedjax_sim.flight.buffered`) the same applies to each visit
     separately, but no round ends a visit.
 
     Args:

@@ -54,7 +54,7 @@ class learned(LearnedRedistribution):
     decrease with the degrees; the authors' code determines it from the J of all clients. A single
     weight has one optimal value, and pairs that share no client can be optimised at the same time.
 
-    It needs a schedule without a server, slots that keep their clients, equal weighting, and
+    It needs a flight without a server, slots that keep their clients, equal weighting, and
     clients that report ``final_loss`` (:func:`fedjax_sim.reports.with_final_loss`).
 
     Args:

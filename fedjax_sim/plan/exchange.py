@@ -19,22 +19,22 @@ IN_TURN = (
     ONE_MODEL,
     NOTHING_SHARED,
     Need(
-        "schedule",
+        "flight",
         "a server",
-        lambda parts: not parts.schedule.serverless,
-        "schedule=permanent(m)",
+        lambda parts: not parts.flight.serverless,
+        "flight=permanent()",
     ),
     Need(
         "selection",
         "models in flight that stay with their clients",
         lambda parts: not parts.models_travel,
-        "selection=uniform(sticky=True) and redistribution=keep",
+        "selection=uniform(sticky=True) and redistribution=None",
     ),
     Need(
-        "refresh",
+        "flight",
         "models in flight that take nothing but fragments from the server",
-        lambda parts: parts.refresh.correct is None,
-        "refresh=nothing()",
+        lambda parts: parts.flight.refresh is None,
+        "refresh=None",
     ),
     AS_IT_IS,
     UNCHANGED,
@@ -107,7 +107,7 @@ class fragments(Exchange):
     .. math:: p = t \bmod P, \qquad w^p \leftarrow w^p + \mathrm{server}_p\Bigl(\sum_k p_k (w_k^p -
               w^p)\Bigr), \qquad w_k^p \leftarrow w^p
 
-    The schedule determines how long a client keeps its slot; in every round all slots send the same
+    The flight determines how long a client keeps its slot; in every round all slots send the same
     fragment. A client that keeps its slot receives the new fragment and continues with its other
     fragments unchanged; a new client receives the whole model. Nothing else is uploaded, not even
     at the end of a run. Aggregator and server only process one fragment, and the server keeps a

@@ -32,7 +32,7 @@ class mediators(Selection):
     .. math:: \arg\min_k D_{KL}\bigl(P_{\text{mediator} \cup k} \,\Vert\, U\bigr),
 
     the first one if several are equal. All slots must leave the server together, and no two may be
-    in one group of the schedule: clients of a group may be assigned to any of its slots. Every
+    in one group of the flight: clients of a group may be assigned to any of its slots. Every
     client reports its number of samples of each class once, before the first round, in 32 bits
     each.
 
@@ -42,7 +42,7 @@ class mediators(Selection):
         classes: M, the number of classes.
 
     Raises:
-        ValueError: if clients_each is not positive; by ``compose``, if the schedule has another
+        ValueError: if clients_each is not positive; by ``compose``, if the composition has another
             number of slots; when the state is initialised, if there are too few clients.
 
     Source: Duan et al. 2019 <https://arxiv.org/abs/1907.01132>, the mediators' rescheduling.

@@ -22,7 +22,6 @@ __all__ = [
     "Gather",
     "Mixing",
     "complete",
-    "keep",
     "learned",
     "matchings",
     "metropolis",
@@ -33,15 +32,6 @@ __all__ = [
     "push",
     "ring",
 ]
-
-
-def keep(key: Array, slots: int) -> Gather:
-    """Leaves every model in its slot.
-
-    >>> keep(jax.random.key(0), 3).source.tolist()
-    [0, 1, 2]
-    """
-    return Gather(jnp.arange(slots, dtype=jnp.int32))
 
 
 def permute(key: Array, slots: int) -> Gather:
@@ -106,7 +96,7 @@ class push(_Fixed):
     sum to 1 too, all weights stay 1 and it is :func:`mix`. Each model is sent with its weight, 4
     bytes.
 
-    It needs a schedule without a server, slots that keep their clients, and equal weighting.
+    It needs a flight without a server, slots that keep their clients, and equal weighting.
 
     Args:
         matrix: W, ``[S, S]``, whose columns sum to 1, such as :func:`outgoing` returns. It has no

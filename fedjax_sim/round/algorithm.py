@@ -8,7 +8,6 @@ from typing import Any
 
 from fedjax_sim.base import (
     Aggregator,
-    AnyRedistribution,
     Array,
     Broadcast,
     ClientData,
@@ -17,14 +16,13 @@ from fedjax_sim.base import (
     Exchange,
     FedState,
     Finish,
+    Flight,
     LocalUpdate,
     Metrics,
     Origin,
     Personal,
     PreAggregation,
     PyTree,
-    Refresh,
-    Schedule,
     Selection,
     Sending,
     Server,
@@ -38,30 +36,26 @@ from fedjax_sim.engine.clients import as_arrays
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
-from fedjax_sim.plan import redistribution as redistributions
-from fedjax_sim.plan import schedule as schedules
+from fedjax_sim.plan import flight as flights
 from fedjax_sim.plan import selection as selections
 from fedjax_sim.round import collecting, finishing, stages
 from fedjax_sim.round.own_models import score_own
-from fedjax_sim.round.parts import Evaluated, Parts, as_dict, as_tuple
+from fedjax_sim.round.parts import Parts, as_dict, as_tuple
 from fedjax_sim.round.private import epsilon as epsilon_of
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.traffic import setup_traffic, sizes
 from fedjax_sim.server import broadcast as broadcasts
-from fedjax_sim.server import refresh as refreshes
 from fedjax_sim.server import update as servers
 from fedjax_sim.server.weighting import by_samples
 
 
 def compose(
     local: LocalUpdate,
-    clients_per_round: int | None = None,
+    clients_per_round: int,
     *,
     selection: Selection | None = None,
-    schedule: Schedule | None = None,
+    flight: Flight | None = None,
     broadcast: Broadcast | None = None,
-    redistribution: AnyRedistribution = redistributions.keep,
-    refresh: Refresh | None = None,
     exchange: Exchange | None = None,
     sending: Sequence[Sending] = (),
     weighting: Weighting = by_samples,
@@ -71,7 +65,6 @@ def compose(
     diagnostics: Mapping[str, Diagnostic] | None = None,
     finish: Finish | None = None,
     personal: Personal | None = None,
-    evaluated: Evaluated = "server",
     clock: Clock | None = None,
 ) -> Algorithm:
     r"""Composes a federated algorithm from parts.
@@ -88,13 +81,11 @@ def compose(
 
     Args:
         local: trains one model on one client.
-        clients_per_round: m, for the default schedule; leave it out if a schedule is given.
+        clients_per_round: m, the number of clients that train at once: one for each slot.
         selection: chooses the client that each slot visits; None: ``selection.uniform()``.
-        schedule: which slots the server collects when, and how many slots there are; None:
-          ``schedule.every_round(clients_per_round)``.
+        flight: when the server collects models, and how they move between clients until then;
+          None: ``flight.every_round()``.
         broadcast: the model that a slot starts from; None: the server model.
-        redistribution: where models go between rounds.
-        refresh: updates a slot that was not due from the server model; None: no update.
         exchange: the leaves of a model that travel; None: all.
         sending: changes of what clients send, in order: attacks, codes, clips.
         weighting: the weight of each model.
@@ -104,8 +95,6 @@ def compose(
         diagnostics: measurements of rounds, by name.
         finish: the exchange of clients and server after the last round; None: no exchange.
         personal: the model that a client itself uses; None: the evaluated one, with own leaves.
-        evaluated: "server" for the server model, or "in_flight" for the aggregate of the models in
-          flight, which is newer.
         clock: the duration of rounds and the availability of clients; None: no clock.
 
     Returns:
@@ -113,8 +102,7 @@ def compose(
 
     Raises:
         ValueError: if a part is of the wrong kind or does not fit another (one line names both and
-            what would work); if both or neither of clients_per_round and schedule are given; in the
-            first round, if the aggregate lacks the model's shapes.
+            what would work); in the first round, if the aggregate lacks the model's shapes.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -126,29 +114,21 @@ def compose(
         ... )
         compose(
           local=local_sgd(empirical_risk(<Model>), <optax>),
+          clients_per_round=10,
           selection=uniform(),
-          schedule=every_round(10),
           aggregator=coordinate_median,
         )
     """
-    if schedule is None and clients_per_round is not None:
-        schedule = schedules.every_round(clients_per_round)
-    elif schedule is None or clients_per_round is not None:
-        raise ValueError(
-            "compose needs either clients_per_round or schedule, got "
-            f"clients_per_round={clients_per_round} and schedule={schedule}"
-        )
     exchange = exchange or exchanges.everything()
     if personal is None and isinstance(exchange, Exchange) and exchange.own is not None:
         personal = as_received()
     return Algorithm(
         Parts(
             local,
+            clients_per_round,
             selections.uniform() if selection is None else selection,
-            schedule,
+            flights.every_round() if flight is None else flight,
             broadcast or broadcasts.latest(),
-            redistribution,
-            refresh or refreshes.nothing(),
             exchange,
             as_tuple("sending", sending),
             weighting,
@@ -158,7 +138,6 @@ def compose(
             as_dict(diagnostics),
             finish,
             personal,
-            evaluated,
             clock,
             make_execution(),
         )
@@ -187,7 +166,8 @@ class Algorithm:
     @property
     def round_factor(self) -> float:
         """Rounds to run for each round of FedAvg that the user budgets."""
-        return self.parts.schedule.round_factor
+        parts = self.parts
+        return parts.flight.round_factor * parts.clients_per_round / parts.slots
 
     @property
     def ends(self) -> bool:

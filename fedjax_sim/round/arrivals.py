@@ -206,7 +206,7 @@ class _Events(NamedTuple):
 
     def next(self, taken: _Progress) -> _Progress:
         """Handles the next event: the server sends a model, a client returns, or the round ends."""
-        at, period = taken.at, self.parts.schedule.seconds
+        at, period = taken.at, self.parts.flight.seconds
         place, awaited = _first(at), ~at.idle
         then = Now(*(a[place] for a in at.back))
         here = jnp.any(awaited) & same(then, taken.now)
@@ -285,7 +285,7 @@ class _Events(NamedTuple):
         computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
-        over = over & (self.parts.schedule.seconds is None)  # else it ends after its period
+        over = over & (self.parts.flight.seconds is None)  # else it ends after its period
         here = jnp.where(comes, taken.found, len(taken.client))
         return taken._replace(
             now=then,
@@ -303,7 +303,7 @@ class _Events(NamedTuple):
 
     def _end(self, taken: _Progress) -> _Progress:
         """Ends the round: its period is over, or no client is in flight."""
-        period = self.parts.schedule.seconds
+        period = self.parts.flight.seconds
         then = taken.now
         if period is not None:
             then = add_seconds(self.state.clock, jnp.float32(period))

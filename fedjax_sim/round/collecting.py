@@ -227,7 +227,7 @@ def aggregate(parts: Parts, gathered: Gathered) -> Variables:
 def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
     """Returns the model to evaluate: the server model, or the mean of all models in flight."""
     slots = state.slots
-    if slots is None or not (parts.schedule.serverless or parts.evaluated == "in_flight"):
+    if slots is None or not (parts.flight.serverless or parts.flight.evaluated == "in_flight"):
         return state.server
     samples = client_sizes(data, slots.client, state.round - 1)
     cohort = cohort_of(parts, state, slots, samples, data)

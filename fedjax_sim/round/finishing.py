@@ -25,7 +25,7 @@ def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tupl
     """
     if state.slots is None or parts.exchange.fragments:
         return state.server, jnp.int32(0)
-    slots, due = state.slots, parts.schedule.due(state.round - 1)
+    slots, due = state.slots, parts.flight.due(state.round - 1, parts.slots)
     samples = client_sizes(data, slots.client, state.round - 1)
     slots = sendings.send_rest(parts, key, state, data, slots, ~due)
     everyone = jax.lax.cond(

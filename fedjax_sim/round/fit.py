@@ -15,31 +15,30 @@ from fedjax_sim.base import (
     Diagnostic,
     Exchange,
     Finish,
+    Flight,
     LocalUpdate,
     Need,
     Now,
     PreAggregation,
     Refresh,
-    Schedule,
     Selection,
     Sending,
     Server,
     concrete,
     evaluate_law,
+    ranges,
     shown,
 )
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan.redistribution import keep
 from fedjax_sim.round.trial import check_absent
 from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
     "local": LocalUpdate,
     "selection": Selection,
-    "schedule": Schedule,
+    "flight": Flight,
     "broadcast": Broadcast,
-    "refresh": Refresh,
     "exchange": Exchange,
     "server": Server,
     "execution": Execution,
@@ -47,7 +46,10 @@ KINDS: dict[str, type] = {
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
 MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
 """Return types of factories that were passed without a call."""
-FUNCTIONS = ("redistribution", "weighting", "aggregator")
+FUNCTIONS = ("weighting", "aggregator")
+
+
+_COUNTS = ranges.limits([("clients_per_round", int, {})])
 
 
 def check_parts(parts: Any) -> None:
@@ -59,7 +61,9 @@ def check_parts(parts: Any) -> None:
     Raises:
         ValueError: names the part, or both parts, and what would work.
     """
+    ranges.check(_COUNTS, (parts.clients_per_round,), {})
     _check_kinds(parts)
+    _ = parts.group  # a flight rejects numbers of slots that it cannot group
     for role, part in _by_role(parts):
         for need in getattr(part, "needs", ()):
             _check_need(role, part, need, parts)
@@ -67,8 +71,9 @@ def check_parts(parts: Any) -> None:
         _check_need(role, part, need, parts)
     _check_effect(parts)
     _check_weighting(parts.weighting)
-    if parts.learned is None:
-        _check_redistribution(parts.redistribution, parts.slots)
+    redistribution = parts.flight.redistribution
+    if redistribution is not None and parts.learned is None:
+        _check_redistribution(redistribution, parts.slots)
     if parts.clock is not None:
         _check_laws(parts.clock)
     check_absent(parts)
@@ -80,6 +85,9 @@ def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
             yield from ((role, part) for part in value)
         elif role == "diagnostics":
             yield from ((f"diagnostics[{name!r}]", part) for name, part in value.items())
+        elif role == "flight":
+            yield from ((role, value), ("redistribution", value.redistribution))
+            yield "refresh", value.refresh
         else:
             yield role, value
 
@@ -97,9 +105,16 @@ def _check_kinds(parts: Any) -> None:
             _check(f"{role} must be a sequence of", kind, part)
     for name, diagnostic in parts.diagnostics.items():
         _check(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
-    for role in (*FUNCTIONS, *(["personal"] if parts.personal is not None else [])):
-        part = getattr(parts, role)
-        if role == "redistribution" and parts.learned is not None:
+    flight = parts.flight
+    if flight.refresh is not None:
+        _check("refresh must be a", Refresh, flight.refresh)
+    if flight.evaluated not in ("server", "in_flight"):
+        raise ValueError(f"evaluated must be 'server' or 'in_flight', got {flight.evaluated!r}")
+    functions = {role: getattr(parts, role) for role in FUNCTIONS} | {"personal": parts.personal}
+    if parts.learned is None:
+        functions["redistribution"] = flight.redistribution
+    for role, part in functions.items():
+        if part is None and role not in FUNCTIONS:
             continue
         if isinstance(part, type):
             raise ValueError(f"{role} must be a function, got {_uncalled(part)}")
@@ -109,8 +124,6 @@ def _check_kinds(parts: Any) -> None:
             raise ValueError(
                 f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
             )
-    if parts.evaluated not in ("server", "in_flight"):
-        raise ValueError(f"evaluated must be 'server' or 'in_flight', got {parts.evaluated!r}")
 
 
 def _check(wanted: str, kind: type, part: Any) -> None:
@@ -156,28 +169,16 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
 
 def _check_effect(parts: Any) -> None:
     """Rejects parts that would have no effect."""
-    if parts.schedule.one_round:
-        _check_idle(
-            parts,
-            f"schedule {shown(parts.schedule)}, by which no model stays in flight: use "
-            f"{needs.FLIGHT.instead}",
-            redistribution=parts.redistribution is not keep,
-            refresh=parts.refresh.correct is not None,
-            evaluated=parts.evaluated != "server",
-        )
-    if parts.exchange.nothing:
-        _check_idle(
-            parts,
-            f"exchange {parts.exchange}, by which no model is sent: use exchange=everything()",
-            weighting=parts.weighting is not by_samples,
-            aggregator=parts.aggregator is not tree.mean and not needs.shares(parts.local),
-        )
-
-
-def _check_idle(parts: Any, why: str, **idle: bool) -> None:
-    for role, asked in idle.items():
-        if asked:
-            raise ValueError(f"{role} {shown(getattr(parts, role))} has no effect with {why}")
+    if not parts.exchange.nothing:
+        return
+    idle = {"weighting": parts.weighting is not by_samples}
+    idle["aggregator"] = parts.aggregator is not tree.mean and not needs.shares(parts.local)
+    for role, has_no_effect in idle.items():
+        if has_no_effect:
+            raise ValueError(
+                f"{role} {shown(getattr(parts, role))} has no effect with exchange "
+                f"{parts.exchange}, by which no model is sent: use exchange=everything()"
+            )
 
 
 def _check_weighting(weighting: Callable[..., Any]) -> None:

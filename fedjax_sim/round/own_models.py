@@ -87,7 +87,7 @@ def _nodes(parts: Parts, mean: Variables, state: FedState, client: Array) -> PyT
     A client without a model starts from ``mean``.
     """
     slots = state.slots
-    if slots is None or not parts.schedule.serverless:
+    if slots is None or not parts.flight.serverless:
         return None
     models = slots.variables
     if parts.weighted:

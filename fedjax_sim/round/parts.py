@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_sim.base import (
     Aggregator,
-    AnyRedistribution,
     Broadcast,
     Clock,
     Diagnostic,
     Exchange,
     Finish,
+    Flight,
     LearnedRedistribution,
     LocalUpdate,
     Personal,
     PreAggregation,
-    Refresh,
-    Schedule,
     Selection,
     Sending,
     Server,
@@ -28,15 +29,11 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.plan.redistribution import keep
 from fedjax_sim.round.fit import check_parts
-
-Evaluated = Literal["server", "in_flight"]
 
 _PLAIN = {
     "broadcast": "latest()",
-    "redistribution": "keep",
-    "refresh": "nothing()",
+    "flight": "every_round()",
     "exchange": "everything()",
     "weighting": "by_samples",
     "sending": "()",
@@ -47,7 +44,6 @@ _PLAIN = {
     "finish": "None",
     "personal": "None",
     "clock": "None",
-    "evaluated": "'server'",
 }
 
 
@@ -58,10 +54,9 @@ class Parts:
     Attributes:
         local: local training of one model on one client.
         selection: choice of the client that each slot visits.
-        schedule: slots that are due in each round.
+        clients_per_round: clients that train at once.
+        flight: rounds in which models are collected, and their moves in between.
         broadcast: model that a slot starts from.
-        redistribution: moves of models between rounds.
-        refresh: update of a slot that was not due from the server model.
         exchange: leaves of a model that travel.
         sending: changes of what clients send, in order.
         weighting: weight of each model.
@@ -71,17 +66,15 @@ class Parts:
         diagnostics: measurements of rounds, by name.
         finish: exchange after the last round; None: no exchange.
         personal: clients' personal model; None: the evaluated model.
-        evaluated: model that is evaluated for all.
         clock: duration of rounds and availability of clients; None: no clock.
         execution: devices and chunks.
     """
 
     local: LocalUpdate
+    clients_per_round: int
     selection: Selection
-    schedule: Schedule
+    flight: Flight
     broadcast: Broadcast
-    redistribution: AnyRedistribution
-    refresh: Refresh
     exchange: Exchange
     sending: tuple[Sending, ...]
     weighting: Weighting
@@ -91,7 +84,6 @@ class Parts:
     diagnostics: Mapping[str, Diagnostic]
     finish: Finish | None
     personal: Personal | None
-    evaluated: Evaluated
     clock: Clock | None
     execution: Execution
 
@@ -112,36 +104,46 @@ class Parts:
 
     @property
     def slots(self) -> int:
-        """S, the number of models in flight."""
-        return len(self.schedule.group)
+        """S, the number of models that train in a round."""
+        return self.flight.collected(self.clients_per_round)
+
+    @property
+    def group(self) -> NDArray[np.int32]:
+        """``int32[S]``: slots of one group are due together."""
+        return self.flight.group(self.slots)
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """The number of slots in each group."""
+        return np.unique(self.group, return_counts=True)[1].tolist()
 
     @property
     def in_flight(self) -> bool:
         """Whether models stay in flight after a round."""
-        return self.schedule.period > 1
+        return self.flight.period > 1
 
     @property
     def asynchronous(self) -> bool:
         """Whether a round collects the models that return first, whenever they were sent."""
-        return self.schedule.at_work is not None
+        return self.flight.asynchronous
 
     @property
     def remembers(self) -> bool:
         """Whether the slots store the models that they left the server with."""
         # A client without the newest server model sends its change from the model it received.
-        unknown = len(self.schedule.group_sizes) > 1 and not self.refresh.downloads
+        unknown = len(self.group_sizes) > 1 and self.flight.refresh is None
         several = self.broadcast.several or self.asynchronous
         return several or (unknown and bool(self.sending))
 
     @property
     def weighted(self) -> bool:
         """Whether each model travels with a weight (push-sum)."""
-        return getattr(self.redistribution, "weighted", False)
+        return getattr(self.flight.redistribution, "weighted", False)
 
     @property
     def learned(self) -> LearnedRedistribution | None:
         """The redistribution, if it depends on the models."""
-        found = self.redistribution
+        found = self.flight.redistribution
         return found if isinstance(found, LearnedRedistribution) else None
 
     @property
@@ -165,7 +167,7 @@ class Parts:
     @property
     def models_travel(self) -> bool:
         """Whether models move from client to client."""
-        stays = self.selection.sticky and self.redistribution is keep
+        stays = self.selection.sticky and self.flight.redistribution is None
         return self.in_flight and not stays
 
 

@@ -29,6 +29,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.plan.moves import Gather
 from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
 
@@ -121,7 +122,7 @@ def place(
         return _place_arrivals(parts, state, data, back)
     count, none = parts.slots, data.clients
     by_slot = jnp.arange(count, dtype=jnp.int32)
-    fresh = parts.schedule.due(state.round - 1) | (state.round == 0)
+    fresh = parts.flight.due(state.round - 1, count) | (state.round == 0)
     flying, remembered = state.slots, state.redistribution
     if flying is None:
         clients, visits, exchanged = by_slot, jnp.zeros(count, jnp.int32), jnp.int32(0)
@@ -160,7 +161,9 @@ def place(
 
 def _moves(parts: Parts, key: Array, state: FedState, flying: Slots) -> tuple[Moves, PyTree]:
     """Returns the moves of models, and the state of the redistribution."""
-    redistribution = parts.redistribution
+    redistribution = parts.flight.redistribution
+    if redistribution is None:
+        return Gather(jnp.arange(parts.slots, dtype=jnp.int32)), state.redistribution
     if not isinstance(redistribution, LearnedRedistribution):
         return redistribution(key, parts.slots), state.redistribution
     moved: tuple[Moves, PyTree] = redistribution.move(key, state.redistribution, flying)
@@ -225,7 +228,7 @@ def _order_cohort(parts: Parts, key: Array, clients: Array, fresh: Array, none: 
     in flight get random next clients: in the order of the clients' numbers, a slot that keeps its
     model would only get low or high ones.
     """
-    group = jnp.asarray(parts.schedule.group)
+    group = jnp.asarray(parts.group)
     by: tuple[Array, ...] = clients == none, group
     if parts.in_flight and not parts.selection.sticky:
         luck = jax.random.uniform(stream(key, Round.DEAL), (len(clients),), jnp.float32)

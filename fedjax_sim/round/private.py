@@ -32,10 +32,10 @@ ANALYSED = (
         "preaggregation=(gaussian_mechanism(...),)",
     ),
     Need(
-        "schedule",
+        "flight",
         "models that return in the round in which they left",
-        lambda parts: parts.schedule.period == 1 and parts.schedule.at_work is None,
-        "schedule=every_round(m)",
+        lambda parts: parts.flight.period == 1 and not parts.flight.asynchronous,
+        "flight=every_round()",
     ),
     Need(
         "selection",

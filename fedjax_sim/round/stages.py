@@ -74,7 +74,7 @@ def plan(parts: Parts, key: Array, state: FedState, data: ClientData) -> Plan:
     state, asked, back, placed, draw = polling.plan_draw(parts, key, state, data)
     due = placed.slot < parts.slots
     if not parts.exchange.fragments:  # every slot delivers a fragment in every round
-        due = parts.schedule.due(state.round)[placed.slot] & due
+        due = parts.flight.due(state.round, parts.slots)[placed.slot] & due
     state = training.survey_clients(parts, key, state, data, placed)
     transfers = polling.transfers(parts, state, placed, due, data, asked)
     durations = timing.durations(parts, state, data, placed, transfers)

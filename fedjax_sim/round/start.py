@@ -23,13 +23,10 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         ValueError: if there are fewer clients than slots and the selection does not allow idle
             slots, or more and it selects everyone; if the clock does not know all clients.
     """
-    if data.clients < parts.slots and not parts.selection.may_idle:
+    active = parts.clients_per_round
+    if data.clients < active and not parts.selection.may_idle:
         raise ValueError(
-            f"clients_per_round must be at most the {data.clients} clients, got {parts.slots}"
-        )
-    if data.clients < (parts.schedule.at_work or 0):
-        raise ValueError(
-            f"at_work must be at most the {data.clients} clients, got {parts.schedule.at_work}"
+            f"clients_per_round must be at most the {data.clients} clients, got {active}"
         )
     if parts.selection.everyone and data.clients > parts.slots:
         raise ValueError(
@@ -38,8 +35,8 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
         )
     if parts.asynchronous and data.samples_per_round is not None:
         raise ValueError(
-            f"samples_per_round needs models that return in the round in which they left, schedule "
-            f"is {shown(parts.schedule)}: use schedule=every_round(m)"
+            f"samples_per_round needs models that return in the round in which they left, flight "
+            f"is {shown(parts.flight)}: use flight=every_round()"
         )
     known = None if parts.clock is None else parts.clock.clients
     if known is not None and data.clients > known:
@@ -87,9 +84,9 @@ def server_state(parts: Parts, variables: Variables) -> PyTree:
 
 def _nobody(parts: Parts, variables: Variables, data: ClientData) -> PyTree:
     """Returns the clients in flight before the first round; () for synchronous rounds."""
-    places = parts.schedule.at_work
-    if places is None:
+    if not parts.asynchronous:
         return ()
+    places = parts.clients_per_round
     zero = jnp.zeros(places, jnp.int32)
     seconds = zero.astype(jnp.float32)
     return AtWork(

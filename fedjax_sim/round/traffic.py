@@ -71,7 +71,7 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     moved = visited & (not parts.selection.sticky)
     # A model that no client has trained was not sent to its sleeping client.
     new = placed.fresh | (placed.slots.visits == 0)
-    down = visited & (new | moved | parts.refresh.downloads) & (not parts.asynchronous)
+    down = visited & (new | moved | (parts.flight.refresh is not None)) & (not parts.asynchronous)
     choice = parts.broadcast.offered
     offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
     in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)
@@ -97,7 +97,7 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
     variables = travelling(parts, variables)
     whole = tree.num_bytes(variables) + 4 * parts.beside
     to_clients = parts.selection.sticky and parts.models_travel
-    if parts.schedule.serverless or to_clients:
+    if parts.flight.serverless or to_clients:
         return whole
     return min([whole, *(part.bytes(variables) for part in parts.sending if part.bytes)])
 
@@ -112,9 +112,9 @@ def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
     if parts.server.download_bytes is None or others or first:
         return tree.num_bytes(variables) + 4 * parts.beside
     active = parts.selection.active or parts.slots
-    every_round = parts.refresh.downloads or not parts.in_flight
-    downloads = active * (parts.schedule.period if every_round else 1)  # per period
-    updates = len(parts.schedule.group_sizes)
+    every_round = parts.flight.refresh is not None or not parts.in_flight
+    downloads = active * (parts.flight.period if every_round else 1)  # per period
+    updates = len(parts.group_sizes)
     return parts.server.download_bytes(variables, math.ceil(clients * updates / downloads))
 
 

@@ -95,10 +95,9 @@ def _arrived(
     if parts.in_flight:
         n_k = client.size if client.budget is None else client.budget
         n_k = n_k.astype(jnp.float32)
-        server, correct = common.server, parts.refresh.correct
-        corrected = own.model
-        if correct is not None:
-            corrected = correct(server, common.server_samples, own.model, n_k)
+        server, corrected, refresh = common.server, own.model, parts.flight.refresh
+        if refresh is not None:
+            corrected = refresh.correct(server, common.server_samples, own.model, n_k)
         if parts.exchange.fragments:
             corrected = with_fragment(parts, common.round - 1, server, corrected)
         # An idle slot is not corrected: it has no samples to weigh against the server's.

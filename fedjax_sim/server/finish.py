@@ -31,10 +31,10 @@ from fedjax_sim.tasks.losses import cross_entropy
 
 AT_ONCE = 64  # samples of a client whose features are computed together
 SERVER_EVALUATED = Need(
-    "evaluated",
+    "flight",
     "the server's model to be the one that is evaluated",
-    lambda parts: parts.evaluated == "server" and not parts.schedule.serverless,
-    "evaluated='server', and a schedule with a server",
+    lambda parts: parts.flight.evaluated == "server" and not parts.flight.serverless,
+    "evaluated='server', and a flight with a server",
 )
 
 

@@ -61,10 +61,10 @@ def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple
 
     least = next(n for n in itertools.count(1) if suffice(n))
     larger = Need(
-        "schedule",
+        "clients_per_round",
         f"a larger cohort, for {name}={share} of it",
         lambda parts: suffice(collected(parts)),
-        f"schedule=every_round({least}), say",
+        f"clients_per_round={least}, say",
     )
     all_awaited = Need(
         "clock",

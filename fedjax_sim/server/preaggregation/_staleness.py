@@ -35,7 +35,7 @@ class staleness(PreAggregation):
               s(d) = \begin{cases} 1 & d \le b \\ \frac{1}{a (d-b) + 1} & d > b \end{cases}
 
     for the constant, polynomial and hinge decays. d is drawn (:func:`fedjax_sim.broadcast.stale`)
-    or follows from a clock (:func:`fedjax_sim.schedule.buffered`). The state (BatchNorm statistics)
+    or follows from a clock (:func:`fedjax_sim.flight.buffered`). The state (BatchNorm statistics)
     takes the same step. Several models are averaged afterwards with weights that ignore staleness:
     a factor in the weights would cancel if all were equally old.
 
