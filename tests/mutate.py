@@ -1437,8 +1437,8 @@ MUTANTS = [
     Mutant("cli/running.py", "folder is not None and name not in lost", "folder is not None", GRID),
     Mutant(
         "cli/report.py",
-        "np.fmin if result.lowest(score) else np.fmax\n        summary",
-        "np.fmin\n        summary",
+        "np.fmin if result.lowest(score) else np.fmax\n    for",
+        "np.fmin\n    for",
         GRID,
     ),
     Mutant("cli/studies/results.py", "sign = -1 if lowest else 1", "sign = 1", STUDY),
@@ -1450,7 +1450,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/studies/results.py",
-        '"validated" if "score_validated_per_run" in found',
+        '"validated" if f"{prefix}score_validated_per_run" in found',
         '"best" if found',
         STUDY,
     ),

@@ -56,6 +56,7 @@ class Problem(NamedTuple):
         split: the scored samples.
         folds: of clients, or None.
         test_fraction: that each client keeps, or None.
+        validation: the share of the training samples that validate, or None.
         standardise: of a table's columns, or None.
         score: its key.
     """
@@ -66,6 +67,7 @@ class Problem(NamedTuple):
     split: str
     folds: int | None
     test_fraction: float | None
+    validation: float | None
     standardise: str | None
     score: str
 
@@ -76,6 +78,8 @@ class Problem(NamedTuple):
             told += f", {self.folds} folds of clients"
         elif self.test_fraction is not None:
             told += f", {100 * self.test_fraction:g} % held out by each"
+        if self.validation is not None:
+            told += f", {100 * self.validation:g} % to validate"
         if self.standardise == "local":
             told += ", standardised by each client"
         return f"{told}; {told_score(self.score)}" if scored else told
@@ -225,10 +229,11 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
     rows_of = {row: len(texts) == 1 for row, texts in of_study.items() if algorithm in texts}
     for own, (row, alone) in itertools.product(whose, rows_of.items() or [(None, False)]):
         place = ["personal"] if own else []
+        validating = "personal_validation" if own else "validation"
         mean = [score, "mean"] if score.startswith("client_") else [score]
         scores = _column(rows, [*place, *mean])
         scores[lost] = np.nan
-        validation = None if own else _column(rows, ["validation", *mean])
+        validation = _column(rows, [validating, *mean])
         yield Trial(
             run=name,
             algorithm=algorithm,
@@ -242,7 +247,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
             keys=tuple(Key(seed, fold, by_seed[seed]) for seed, fold in rows),
             rounds=np.array(rounds, np.int64),
             scores=scores,
-            validation=None if validation is None or np.isnan(validation).all() else validation,
+            validation=None if np.isnan(validation).all() else validation,
             sent=np.stack([_column(rows, [way]) for way in ("bytes_up", "bytes_down")]),
             across={key: found for key, found in counted.items() if not np.isnan(found).any()},
             by_client=[
@@ -326,8 +331,9 @@ def told_score(key: str) -> str:
 def _problem(settings: Mapping[str, Any], score: str) -> Problem:
     asked = settings["partition"]
     partition = settings["partitions"][0] or asked if asked.endswith(".npz") else asked
-    own = {"partition": partition, "score": score}
-    return Problem(**{name: settings[name] for name in Problem._fields} | own)
+    # Folders of earlier versions have no validation.
+    own = {"partition": partition, "score": score, "validation": settings.get("validation")}
+    return Problem(**{name: settings[name] for name in Problem._fields if name not in own}, **own)
 
 
 def _check_alike(runs: Mapping[str, SavedRun]) -> None:
