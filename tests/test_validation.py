@@ -21,7 +21,7 @@ from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.preparing import unchanged
-from fedjax_sim.cli.problem import Problem, by_holdout, official
+from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
 from fedjax_sim.cli.reporting.compare import grouped, tuned
 from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.cli.studies.plan import read_study
@@ -153,7 +153,7 @@ def test_what_is_shared_copied_or_the_servers_is_none_of_them(flags: str) -> Non
 
 
 REFUSED: dict[str, str] = {
-    "--split clients --validation 0.1": "--validation is for --split official and holdout: --split",
+    "--split clients --validation 0.1": "--validation is for --split official and holdout, or",
     "--validation 1": "--validation: must be a number above 0 and below 1",
     "--clients 1438 --partition iid --validation 0.1": "--validation 0.1 needs a client with two",
     "--patience 2": "--patience needs scores that are not the test set's: add --validation 0.1",
@@ -165,6 +165,107 @@ def test_what_cannot_validate_is_refused(flags: str) -> None:
     base = [word for word in BASE if word not in ("--emd", "0.9")]
     with pytest.raises(ValueError, match=f"^{re.escape(REFUSED[flags])}"):
         build(parse([*base, "--algo", "fedavg", "--compare", "none", *flags.split()]))
+
+
+# Test clients by name.
+
+
+def domains(change: np.ndarray | float = 1.0) -> tuple[Dataset, list[Partition]]:
+    """A table of four domains of 20 samples; the samples times ``change``."""
+    rng = np.random.default_rng(1)
+    x, client = (
+        rng.normal(size=(80, 3)) * change,
+        np.repeat(["art", "cartoon", "photo", "sketch"], 20),
+    )
+    none = np.zeros(80, bool)
+    dataset = from_arrays("domains", x, np.arange(80) % 2, test=none, client=client)
+    return dataset, [fs.partition.natural(known(dataset.train_client))]
+
+
+@pytest.mark.parametrize("names", [("photo",), ("sketch", "art")])
+@pytest.mark.parametrize("standardise", ["global", "local"])
+def test_named_clients_are_scored_and_the_others_train(
+    names: tuple[str, ...], standardise: Any
+) -> None:
+    def made(change: np.ndarray | float = 1.0) -> Problem:
+        dataset, parts = domains(change)
+        return by_names(dataset, parts, (0, 1), names, standardise, unchanged, 0.25)
+
+    problem, places = made(), ["art", "cartoon", "photo", "sketch"]
+    tested = sorted(places.index(name) for name in names)
+    others = [k for k in range(4) if k not in tested]
+    validation = known(problem.validation)
+    assert problem.test.clients == len(names)
+    assert validation.clients == (1 if len(names) == 1 else len(others))
+    assert problem.scored.endswith(
+        f"{len(others)} train; validated on {5 * len(others)} of "
+        f"{20 * len(others)} training samples, of {len(others)} clients"
+    )
+    if len(names) > 1:
+        assert [*problem.names[0]] == [places[k] for k in tested]
+    for r in range(2):
+        wanted = [[80 * r + 20 * k + i for i in range(20)] for k in range(4)]
+        assert rows_of_clients(problem.test, r) == [wanted[k] for k in tested]
+        train, held = (rows_of_clients(pool, r) for pool in (problem.data, validation))
+        assert [len(rows) for rows in train] == [15] * len(others)
+        assert sorted(flat(train) + flat(held)) == flat([wanted[k] for k in others])
+        # Neither test clients nor validation samples change what trains.
+        change = np.ones((80, 1))
+        change[np.array(flat(held) + flat([wanted[k] for k in tested])) - 80 * r] = -50
+        other = made(change)
+        np.testing.assert_array_equal(other.data.x[flat(train)], problem.data.x[flat(train)])
+
+
+NO_CLIENT: dict[str, str] = {
+    "--test-clients sketh": "--test-clients must be names of clients, got 'sketh'; did you mean",
+    "--test-clients art,cartoon,photo,sketch": "--test-clients must leave a client to train",
+    "--test-clients art --folds 3": "--test-clients stands in place of --folds: leave one of them",
+    "--test-clients art --partition iid": "--test-clients is for natural clients with names: data",
+    "--test-clients art --split holdout": "--test-clients is for --split clients, not holdout",
+    "--test-clients art --patience 2": "--patience needs scores that are not the test set's: add",
+}
+
+
+@pytest.fixture(scope="module")
+def table_of_domains(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags of a file with them."""
+    dataset, _ = domains()
+    owners = [dataset.client_names[k] for k in known(dataset.train_client)]
+    columns = zip(dataset.train_x.tolist(), dataset.train_y, owners, strict=True)
+    lines = [f"{','.join(map(str, x))},c{y},{owner}" for x, y, owner in columns]
+    path = tmp_path_factory.mktemp("domains") / "domains.csv"
+    path.write_text("\n".join(["a,b,c,label,domain", *lines]) + "\n")
+    argv = ["--dataset", f"csv:{path},label=label,client=domain", "--split", "clients"]
+    return [*argv, "--rounds", "2", "--seeds", "2", "--devices", "1", "--compare", "none"]
+
+
+@pytest.mark.parametrize("flags", NO_CLIENT)
+def test_who_cannot_be_a_test_client(flags: str, table_of_domains: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(NO_CLIENT[flags])}"):
+        build(parse([*table_of_domains, "--algo", "fedavg", *flags.split()]))
+
+
+@pytest.mark.slow
+def test_a_run_on_named_test_clients(table_of_domains: list[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    argv = ["--algo", "fedavg(lr=0.1|0.01)", "--test-clients", "photo,art", "--validation", "0.25"]
+    assert bench.main([*table_of_domains, *argv, "--out", out]) == 0
+    assert bench.main(["--resume", out, "--rounds", "3"]) == 0
+    run = fs.load_run(out)
+    assert run.settings["test_clients"] == ["photo", "art"]
+    weights = run.variables("fedavg(lr=0.1)")
+    for line in [line for line in run.clients if line["algorithm"] == "fedavg(lr=0.1)"]:
+        assert (line["names"], line["round"]) == (["art", "photo"], 3)
+        one = jax.tree.map(lambda a, seed=line["seed"]: a[seed], weights)
+        for rows, score in zip(
+            rows_of_clients(run.test, line["seed"]), line["client_accuracy"], strict=True
+        ):
+            outputs = run.model.apply(one, run.test.x[np.array(rows)], train=False)[0]
+            right = np.asarray(outputs).argmax(axis=1) == run.test.y[np.array(rows)]
+            assert score == pytest.approx(right.mean())
+    (group,) = grouped(read([tmp_path / "run"]).trials, None)
+    assert "tested on photo, art, 25 % to validate" in group.problem.title(scored=False)
+    assert known(tuned(group)).trials
 
 
 # Personal models.

@@ -16,6 +16,7 @@ from fedjax_sim.cli.validating import (
     as_one_client,
     describe_validation,
     held_out,
+    named_clients,
     scored_clients,
     take_validation,
 )
@@ -117,10 +118,12 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     standardise = scores.standardise or "global"
     if scores.folds is not None:
         return by_clients(dataset, partitions, seeds, scores.folds, standardise, prepare)
+    how = standardise, prepare, scores.validation
+    if scores.test_clients is not None:
+        return by_names(dataset, partitions, seeds, scores.test_clients, *how)
     if scores.split == "holdout":
         if not len(dataset.test_y):
             fraction = scores.test_fraction or HELD_OUT
-            how = standardise, prepare, scores.validation
             return by_holdout(dataset, partitions, seeds, fraction, *how)
         if scores.standardise is not None:
             raise ValueError(
@@ -142,7 +145,7 @@ def official(
     Natural clients are each scored on their own samples of it, others on all of it together. The
     share ``validation`` of each client's training samples is scored in the same way.
     """
-    x, y, train, held = dataset.train_x, dataset.train_y, partitions, None
+    x, y, train, held = dataset.train_x, dataset.train_y, partitions, list[Partition]()
     if validation is not None:
         train, held = take_validation(dataset, _by_seed(partitions, seeds), validation)
     data, trained = _training(x, y, train, seeds, prepare)
@@ -160,7 +163,7 @@ def official(
         data=data,
         trained=trained,
         test=eval_set(dataset.test_x, dataset.test_y, parts if own else None),
-        validation=None if held is None else eval_set(x, y, held if own else as_one_client(held)),
+        validation=eval_set(x, y, held if own else as_one_client(held)) if held else None,
         runs=[{"seed": seed} for seed in seeds],
         scored=scored + describe_validation(train, held),
         names=[names_of(dataset, partition) for _, partition in _by_seed(partitions, seeds)],
@@ -210,6 +213,44 @@ def by_clients(
     )
 
 
+def by_names(
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    seeds: Sequence[int],
+    clients: Sequence[str],
+    standardise: Standardise = "global",
+    prepare: Prepare = unchanged,
+    validation: float | None = None,
+) -> Problem:
+    """Scores the clients of these names on all their samples, and trains the others.
+
+    The share ``validation`` of the others' samples validates.
+    """
+    whole = [partition for _, partition in _by_seed(partitions, seeds)]
+    kept, held = take_validation(dataset, _by_seed(whole, seeds), validation)
+    names = [names_of(dataset, partition) for partition in whole]
+    tested = [named_clients(known, clients) for known in names]
+    others = [np.delete(np.arange(len(p.sizes)), k) for p, k in zip(whole, tested, strict=True)]
+    test, train = [*map(take_clients, whole, tested)], [*map(take_clients, kept, others)]
+    held = [*map(take_clients, held, others)]
+    test_names, several = [names_of(dataset, one) for one in test], len(tested[0]) > 1
+    x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=kept)
+    if scaled:
+        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
+    data, trained = _training(x, y, train, seeds, prepare)
+    return Problem(
+        data=data,
+        trained=trained,
+        test=eval_set(x, y, test),
+        validation=eval_set(x, y, held if several else as_one_client(held)) if held else None,
+        runs=[{"seed": seed} for seed in seeds],
+        scaled=scaled,
+        scored=f"{'mean over clients' if several else 'on client'} {', '.join(clients)}; "
+        f"{data.clients} train{describe_validation(train, held)}",
+        names=test_names if several else names,
+    )
+
+
 def by_holdout(
     dataset: Dataset,
     partitions: Sequence[Partition],
@@ -225,20 +266,16 @@ def by_holdout(
     """
     whole = [partition for _, partition in _by_seed(partitions, seeds)]
     train, test = held_out(dataset, _by_seed(whole, seeds), fraction)
-    held = None
-    if validation is not None:
-        train, held = take_validation(dataset, _by_seed(train, seeds), validation)
+    train, held = take_validation(dataset, _by_seed(train, seeds), validation)
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
-        n = len(dataset.train_y)
-        train, test = shift_rows(train, n), shift_rows(test, n)
-        held = None if held is None else shift_rows(held, n)
+        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
     data, trained = _training(x, y, train, seeds, prepare)
     return Problem(
         data=data,
         trained=trained,
         test=eval_set(x, y, test),
-        validation=None if held is None else eval_set(x, y, held),
+        validation=eval_set(x, y, held) if held else None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
         scored=f"mean over {scored_clients(test)}, each on {100 * fraction:g} % of its own samples"

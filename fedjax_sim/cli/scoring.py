@@ -20,6 +20,8 @@ class Scores(Group):
     Attributes:
         split: the scored samples, see :mod:`fedjax_sim.cli.problem`.
         folds: of ``clients``, else None.
+        test_clients: names of the clients of ``clients`` that are scored and do not train; None for
+          folds.
         test_fraction: of ``holdout``; None for the test samples that the data have of each client,
           or where they do not say it for a fifth.
         validation: the share of each client's training samples that are scored instead, to select
@@ -49,6 +51,14 @@ class Scores(Group):
         shown="5",
         at_least=3,
     )
+    test_clients: tuple[str, ...] | None = setting(
+        None,
+        "names of natural clients, joined by commas, that --split clients scores and never trains "
+        "on, in place of folds: leave one domain out",
+        shown="folds",
+        metavar="NAME,NAME",
+        convert=lambda text: tuple(text.split(",")),
+    )
     test_fraction: float | None = setting(
         None,
         "share of each client's samples that --split holdout scores",
@@ -59,8 +69,8 @@ class Scores(Group):
     validation: float | None = setting(
         None,
         "share of each client's training samples that validate: nobody trains on them, and "
-        "settings and rounds are selected by their scores, never on the test set; --split clients "
-        "has validation clients instead",
+        "settings and rounds are selected by their scores, never on the test set; the folds of "
+        "--split clients have validation clients instead",
         shown="none",
         above=0,
         below=1,
@@ -91,15 +101,18 @@ class Scores(Group):
 
     def __post_init__(self) -> None:
         """Rejects flags of another split."""
-        if self.split == "clients":
+        if self.folds is not None and self.test_clients is not None:
+            raise ValueError("--test-clients stands in place of --folds: leave one of them out")
+        if self.split == "clients" and self.test_clients is None:
             self._default("folds", 5)
-        for name, of in (("folds", "clients"), ("test_fraction", "holdout")):
+        owners = {"folds": "clients", "test_clients": "clients", "test_fraction": "holdout"}
+        for name, of in owners.items():
             if self.split != of and getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
-        if self.split == "clients" and self.validation is not None:
+        if self.folds is not None and self.validation is not None:
             raise ValueError(
-                "--validation is for --split official and holdout: --split clients has validation "
-                "clients"
+                "--validation is for --split official and holdout, or --test-clients: the folds of "
+                "--split clients have validation clients"
             )
         if self.split == "official" and self.standardise is not None:
             raise ValueError(
@@ -110,4 +123,4 @@ class Scores(Group):
     @property
     def validates(self) -> bool:
         """Returns whether settings can be selected without the test set."""
-        return self.split == "clients" or self.validation is not None
+        return self.folds is not None or self.validation is not None

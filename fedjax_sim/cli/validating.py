@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedjax_sim.base.spelling import hint
 from fedjax_sim.data import Dataset, client_holdout
 from fedjax_sim.partition import Partition
 
@@ -25,13 +27,24 @@ def held_out(
 
 
 def take_validation(
-    dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float
+    dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
     """Splits each client's samples into those that train and those that validate.
+
+    Args:
+        dataset: the data set.
+        by_seed: seed and samples of each run.
+        share: share of the samples that validate; None for none.
+
+    Returns:
+        The partitions of the training samples, and of the validation samples; no partitions if none
+        validate.
 
     Raises:
         ValueError: if no client has two samples.
     """
+    if share is None:
+        return [partition for _, partition in by_seed], []
     train, held = held_out(dataset, by_seed, share)
     if not all(len(one.index) for one in held):
         raise ValueError(f"--validation {share:g} needs a client with two training samples")
@@ -44,7 +57,38 @@ def as_one_client(held: Sequence[Partition]) -> list[Partition]:
     return [dataclasses.replace(one, start=start) for one, start in zip(held, ends, strict=True)]
 
 
-def describe_validation(train: Sequence[Partition], held: Sequence[Partition] | None) -> str:
+def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int64]:
+    """Returns the numbers of the clients of ``--test-clients``.
+
+    Args:
+        names: names of all clients; empty if the clients are not natural ones.
+        chosen: names of the test clients.
+
+    Raises:
+        ValueError: if there is no such client, or no client is left to train.
+
+    >>> named_clients(["art", "photo", "sketch"], ["sketch"]).tolist()
+    [2]
+    """
+    if not names:
+        raise ValueError(
+            "--test-clients is for natural clients with names: data that name the client of each "
+            "sample, without --emd or another --partition"
+        )
+    for name in chosen:
+        if name not in names:
+            known = ", ".join([*names[:8], "..."] if len(names) > 8 else names)
+            raise ValueError(
+                f"--test-clients must be names of clients, got {name!r}{hint(name, names)}; "
+                f"clients: {known}"
+            )
+    numbers = np.unique([names.index(name) for name in chosen])
+    if len(numbers) == len(names):
+        raise ValueError(f"--test-clients must leave a client to train, got all {len(names)}")
+    return numbers
+
+
+def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -> str:
     """Writes how many samples validate, if any.
 
     >>> from fedjax_sim.partition import partition_from_lists
@@ -52,7 +96,7 @@ def describe_validation(train: Sequence[Partition], held: Sequence[Partition] | 
     >>> describe_validation([train], [held])
     '; validated on 1 of 4 training samples, of 1 of 2 clients'
     """
-    if held is None:
+    if not held:
         return ""
     counts = sorted({len(one.index) for one in held})
     some = " to ".join(f"{n:,}" for n in dict.fromkeys([counts[0], counts[-1]]))

@@ -27,7 +27,8 @@ from fedjax_sim.cli.reporting.pictures import (
     draw_grid,
     styles_of,
 )
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, told_score
+from fedjax_sim.cli.reporting.problems import told_score
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
 from fedjax_sim.cli.reporting.tables import (
     Table,
     by_client,
