@@ -57,6 +57,7 @@ FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
+VALIDATION = tests("validation")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 OWNED = tests("own_clients")
@@ -1665,6 +1666,26 @@ MUTANTS = [
         "_part_of(travels(parts, state.server), gathered)",
         "gathered",
         tests("exchange"),
+    ),
+    # validation
+    Mutant("cli/problem.py", "whole=whole, fit=kept)", "whole=whole, fit=whole)", VALIDATION),
+    Mutant("cli/problem.py", "held if several else as_one_client(held)", "held", VALIDATION),
+    Mutant("cli/problem.py", "held if own else as_one_client(held)", "held", VALIDATION),
+    Mutant("cli/validating.py", "None if tokens else seed", "seed", VALIDATION),
+    Mutant("cli/validating.py", "if len(numbers) == len(names):", "if False:", VALIDATION),
+    Mutant("run/programs.py", "if examples.clients == data.clients", "", VALIDATION),
+    Mutant("run/grids.py", "own = first.personal_validation is not", "own = first is", VALIDATION),
+    Mutant("run/result.py", '("personal", "personal_v', '("personal", "v', VALIDATION),
+    Mutant("run/stop.py", "getattr(e, on)", "e.validation", VALIDATION),
+    Mutant("cli/ending.py", "if own and validated else", "if False else", VALIDATION),
+    Mutant(
+        "cli/reporting/read.py", '"personal_validation" if own', '"validation" if own', VALIDATION
+    ),
+    Mutant(
+        "cli/studies/results.py",
+        '"personal_" if "personal_score_last_per_run" in summary',
+        '"" if summary',
+        VALIDATION,
     ),
 ]
 
