@@ -195,7 +195,7 @@ def _folder(asked: Asked, cell: Cell) -> Path:
 def _show_plan(study: Study) -> None:
     print(study)
     for row, texts in study.rows.items():
-        several = f", of which validation clients choose one: {' '.join(texts)}"
+        several = f", of which validation chooses one: {' '.join(texts)}"
         print(f"  {row}: {counted(len(texts), 'setting')}{several * (len(texts) > 1)}")
     for cell in study.cells:
         print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
@@ -211,7 +211,9 @@ def _explained(rows: Sequence[Row]) -> str:
     runs = max(len(row.runs) for row in rows)
     text = f"* best mean; mean ± standard deviation over {runs} runs"
     if rows[0].validation is not None:
-        text += ", each at the round that is best on its validation clients"
+        text += ", each at the round that is best on its validation set"
+    if own := dict.fromkeys(row.method for row in rows if row.own):
+        text += f"; scores of the clients' own models: {', '.join(own)}"
     if any("fold" in run for row in rows for run in row.runs):
         return f"{text}; p: {OF_FOLDS} of the runs' differences, two-sided"
     text += "; p: Wilcoxon's signed-rank test of the runs' differences, two-sided"

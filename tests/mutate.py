@@ -57,6 +57,7 @@ FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
+VALIDATION = tests("validation")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 OWNED = tests("own_clients")
@@ -1437,8 +1438,8 @@ MUTANTS = [
     Mutant("cli/running.py", "folder is not None and name not in lost", "folder is not None", GRID),
     Mutant(
         "cli/report.py",
-        "np.fmin if result.lowest(score) else np.fmax\n        summary",
-        "np.fmin\n        summary",
+        "np.fmin if result.lowest(score) else np.fmax\n    for",
+        "np.fmin\n    for",
         GRID,
     ),
     Mutant("cli/studies/results.py", "sign = -1 if lowest else 1", "sign = 1", STUDY),
@@ -1450,7 +1451,7 @@ MUTANTS = [
     ),
     Mutant(
         "cli/studies/results.py",
-        '"validated" if "score_validated_per_run" in found',
+        '"validated" if f"{prefix}score_validated_per_run" in found',
         '"best" if found',
         STUDY,
     ),
@@ -1665,6 +1666,26 @@ MUTANTS = [
         "_part_of(travels(parts, state.server), gathered)",
         "gathered",
         tests("exchange"),
+    ),
+    # validation
+    Mutant("cli/problem.py", "whole=whole, fit=kept)", "whole=whole, fit=whole)", VALIDATION),
+    Mutant("cli/problem.py", "held if several else as_one_client(held)", "held", VALIDATION),
+    Mutant("cli/problem.py", "held if own else as_one_client(held)", "held", VALIDATION),
+    Mutant("cli/validating.py", "None if tokens else seed", "seed", VALIDATION),
+    Mutant("cli/validating.py", "if len(numbers) == len(names):", "if False:", VALIDATION),
+    Mutant("run/programs.py", "if examples.clients == data.clients", "", VALIDATION),
+    Mutant("run/grids.py", "own = first.personal_validation is not", "own = first is", VALIDATION),
+    Mutant("run/result.py", '("personal", "personal_v', '("personal", "v', VALIDATION),
+    Mutant("run/stop.py", "getattr(e, on)", "e.validation", VALIDATION),
+    Mutant("cli/ending.py", "if own and validated else", "if False else", VALIDATION),
+    Mutant(
+        "cli/reporting/read.py", '"personal_validation" if own', '"validation" if own', VALIDATION
+    ),
+    Mutant(
+        "cli/studies/results.py",
+        '"personal_" if "personal_score_last_per_run" in summary',
+        '"" if summary',
+        VALIDATION,
     ),
 ]
 

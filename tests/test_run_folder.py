@@ -115,7 +115,7 @@ def test_what_was_not_kept(kept: Any, timed: Any) -> None:
     plain = timed[0]
     with pytest.raises(ValueError, match="the weights of round 1 were not kept: --keep-weights"):
         plain.variables("fedprox", at=1)
-    with pytest.raises(ValueError, match="is for a run with validation clients"):
+    with pytest.raises(ValueError, match="is for a run with --validation or --split"):
         plain.variables("fedprox", at="validated")
 
 

@@ -189,7 +189,10 @@ BASE += ["--devices", "1"]
     ("given", "message"),
     [
         ("--stop-at-target", "--stop-at-target is for --target"),
-        ("--patience 2", "--patience is for --split clients, which has validation clients"),
+        (
+            "--patience 2",
+            "--patience needs scores that are not the test set's: add --validation 0.1",
+        ),
         ("--patience 0 --split clients", "--patience: must be a whole number at least 1, got '0'"),
         ("--budget-mb 0", "--budget-mb: must be a number above 0"),
         ("--budget-seconds 9", "--budget-seconds is for --clock, which says how long a round"),

@@ -367,7 +367,7 @@ BAD = {
     "no baseline": ('baseline = "B"\n[methods]\nA = "fedavg"', "baseline must be one of A, got"),
     "chosen by tests": (
         '[methods]\nA = "fedavg(lr=0.1|1)"',
-        "methods.A has 2 settings to choose among, which validation clients do: run.split must",
+        "methods.A has 2 settings to choose among, which needs validation scores: add",
     ),
 }
 

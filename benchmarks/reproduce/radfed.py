@@ -45,8 +45,8 @@ from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, r
 from fedjax_sim.base import LocalUpdate, Weighting
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.commands import deal_seeds
-from fedjax_sim.cli.config import Standardise
 from fedjax_sim.cli.problem import Problem, by_clients, population
+from fedjax_sim.cli.scoring import Standardise
 from fedjax_sim.data import DataNotFoundError, Dataset, load_dataset
 from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.partition import parse_sampler

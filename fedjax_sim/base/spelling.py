@@ -28,6 +28,8 @@ OTHER_WORDS: Mapping[str, str] = {
     "partition": "partitioner partition_method sampler distribution skew non_iid",
     "devices": "device gpu gpus cores workers jobs",
     "precision": "dtype amp mixed_precision bf16",
+    "validation": "val_split validation_split val_fraction validation_fraction",
+    "test_clients": "test_domains target_domains held_out_clients unseen_clients",
     "out": "output output_dir out_dir save_dir log_dir results_dir",
     "resume": "resume_from continue",
     # samplers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from fedjax_sim.cli.adapting import Weights
 from fedjax_sim.cli.attacking import Attack
@@ -16,6 +16,7 @@ from fedjax_sim.cli.flags import flag, naming, number
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.parts import Parts
+from fedjax_sim.cli.scoring import Scores
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
@@ -28,10 +29,6 @@ def _partition(text: str) -> str:
     if not text.endswith(".npz"):
         parse_form(text)
     return text
-
-
-Split = Literal["official", "clients", "holdout"]
-Standardise = Literal["global", "local"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,85 +160,6 @@ class Preparation(Group):
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores(Group):
-    """The scored samples and the score.
-
-    Attributes:
-        split: the scored samples, see :mod:`fedjax_sim.cli.problem`.
-        folds: of ``clients``, else None.
-        test_fraction: of ``holdout``; None for the test samples that the data have of each client,
-          or where they do not say it for a fifth.
-        standardise: of a table's numeric columns, by the statistics of all training clients or of
-          each client; None for the first of a table.
-        score: the score in tables and pictures, and for the best round; None for
-          the task's leading one.
-        delta: δ of what DP-FedAvg and DP-FTRL spend; None for N^-1.1.
-    """
-
-    title: ClassVar[str] = "scores"
-
-    split: Split = setting(
-        "official",
-        "what is scored. official: the data set's own test set; natural clients are scored on "
-        "their own test samples, with their own models too. clients: folds of clients; each "
-        "fold in turn is scored, another one selects the best round, and the others train. "
-        "holdout: each client is scored on its own test samples, or on a share of all its "
-        "samples, with its own model too",
-        shown="official; holdout if a method has personal models and the partition is not a file",
-        metavar="NAME",
-    )
-    folds: int | None = setting(
-        None,
-        "number of folds of --split clients; all folds run at once, with every seed",
-        shown="5",
-        at_least=3,
-    )
-    test_fraction: float | None = setting(
-        None,
-        "share of each client's samples that --split holdout scores",
-        shown="the test samples of natural clients if the data have them, else 0.2",
-        above=0,
-        below=1,
-    )
-    standardise: Standardise | None = setting(
-        None,
-        "the numeric columns of tables: by the statistics of all training clients, or of each "
-        "client by its own",
-        shown="global",
-        metavar="NAME",
-    )
-    score: str | None = by_dataset(
-        "score",
-        "in table and picture, and for the best round: of classes accuracy, f1 (weighted by class) "
-        "or auc; of regression mse, mae or r2; of several labels f1_micro, f1_macro, "
-        "label_accuracy or subset_accuracy; of tokens perplexity or accuracy; by client it is the "
-        "unweighted mean over test clients",
-        shown="the first of them, of covertype f1, of eicu auc",
-        metavar="NAME",
-    )
-    delta: float | None = setting(
-        None,
-        "δ of the (ε, δ) that dp_fedavg and dp_ftrl spend, below 1/N",
-        shown="N^-1.1",
-        above=0,
-        below=1,
-    )
-
-    def __post_init__(self) -> None:
-        """Rejects flags of another split."""
-        if self.split == "clients":
-            self._default("folds", 5)
-        for name, of in (("folds", "clients"), ("test_fraction", "holdout")):
-            if self.split != of and getattr(self, name) is not None:
-                raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
-        if self.split == "official" and self.standardise is not None:
-            raise ValueError(
-                f"--standardise {self.standardise} is for --split clients or holdout: beside its "
-                "own test set a data set has its own scale"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class Config:
     """One experiment; every default is filled in but those that need the machine or the data.
 
@@ -287,10 +205,10 @@ class Config:
                 )
         if self.ending.budget_seconds is not None and self.timing.clock is None:
             raise ValueError("--budget-seconds is for --clock, which says how long a round takes")
-        if self.ending.patience is not None and self.scores.split != "clients":
+        if self.ending.patience is not None and not self.scores.validates:
             raise ValueError(
-                "--patience is for --split clients, which has validation clients: by the test set "
-                f"it would be tuned; the split is {self.scores.split}"
+                "--patience needs scores that are not the test set's: add --validation 0.1, or "
+                "--split clients, which has validation clients"
             )
         names = {*map(name_of, self.algorithms)}
         if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl"} & names:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_sim.cli.commands import deal_seeds
-from fedjax_sim.cli.config import Experiment, Split
+from fedjax_sim.cli.config import Experiment
 from fedjax_sim.cli.flags import flagging, naming
+from fedjax_sim.cli.scoring import Split
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import (
     SAMPLERS,

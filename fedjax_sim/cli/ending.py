@@ -15,6 +15,7 @@ from fedjax_sim.client.sending import finite_only
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.result import Set
+from fedjax_sim.run.stop import Validation
 
 Policy = Literal["stop", "skip-client"]
 
@@ -42,12 +43,12 @@ class Ending(Group):
     )
     stop_at_target: bool = setting(
         False,
-        "end when the target is reached, measured on the validation clients with --split "
-        "clients, else on the test set",
+        "end when the target is reached, measured on the validation set with --validation or "
+        "--split clients, else on the test set",
     )
     patience: int | None = setting(
         None,
-        "end after N evaluations without a better score of the validation clients; requires "
+        "end after N evaluations without a better validation score; requires --validation or "
         "--split clients",
         shown="never",
         at_least=1,
@@ -110,14 +111,25 @@ def scored_set(algorithm: Algorithm) -> Set:
     return "test" if algorithm.parts.exchange.own is None else "personal"
 
 
-def rule(ending: Ending, score: str, algorithm: Algorithm) -> run.stop.Stop | None:
-    """Returns the rule that ends a run early; None without one."""
+def rule(
+    ending: Ending, score: str, algorithm: Algorithm, *, validated: bool
+) -> run.stop.Stop | None:
+    """Returns the rule that ends a run early; None without one.
+
+    Args:
+        ending: the settings.
+        score: that is to reach the target.
+        algorithm: the algorithm.
+        validated: whether the clients' own models have validation scores.
+    """
     rules = []
+    own = scored_set(algorithm) == "personal"
     if ending.stop_at_target and ending.target is not None:
-        own = scored_set(algorithm) == "personal"
-        rules.append(run.stop.target(score, ending.target, on="personal" if own else None))
+        personal: Set = "personal_validation" if validated else "personal"
+        rules.append(run.stop.target(score, ending.target, on=personal if own else None))
     if ending.patience is not None:
-        rules.append(run.stop.patience(ending.patience, score))
+        on: Validation = "personal_validation" if own and validated else "validation"
+        rules.append(run.stop.patience(ending.patience, score, on=on))
     if ending.budget_mb is not None:
         rules.append(run.stop.budget(ending.budget_mb * MB))
     if ending.budget_seconds is not None:

@@ -152,7 +152,7 @@ class RunFolder:
             }
             if evaluation.seconds is not None:
                 record["seconds"] = float(evaluation.seconds[i])
-            for part in ("validation", "personal"):
+            for part in ("validation", "personal", "personal_validation"):
                 scores: SetScores | None = getattr(evaluation, part)
                 if scores is not None:
                     record[part] = _pooled(scores, i) | _spreads(_by_client(scores, i))

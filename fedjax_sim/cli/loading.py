@@ -102,8 +102,13 @@ class SavedRun:
 
     @property
     def test(self) -> EvalSet:
-        """Returns the scored samples."""
+        """The scored samples."""
         return self._setup.problem.test
+
+    @property
+    def validation(self) -> EvalSet | None:
+        """The samples by which settings and rounds are selected; None without them."""
+        return self._setup.problem.validation
 
     def variables(self, algorithm: str, at: int | Literal["validated"] | None = None) -> Variables:
         """Loads the weights of the server, NumPy ``[R, *p]``.
@@ -199,7 +204,7 @@ class SavedRun:
         rows = [row for row in self.records if row["algorithm"] == algorithm]
         rounds, runs = [*dict.fromkeys(row["round"] for row in rows)], len(self._setup.problem.runs)
         if not rows or "validation" not in rows[0]:
-            raise ValueError('at="validated" is for a run with validation clients: --split clients')
+            raise ValueError('at="validated" is for a run with --validation or --split clients')
         path = self.folder / "metrics.jsonl"
         if [row["round"] for row in rows] != [r for r in rounds for _ in range(runs)]:
             raise ValueError(f"{path} is damaged: {algorithm} must have {runs} lines a round")

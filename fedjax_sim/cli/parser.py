@@ -12,7 +12,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.registry import imported, trusting
 from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.commands import Source
-from fedjax_sim.cli.config import GROUPS, Config, Split
+from fedjax_sim.cli.config import GROUPS, Config
 from fedjax_sim.cli.defaults import defaults_of, of_method
 from fedjax_sim.cli.flags import Parser, choices_of, naming
 from fedjax_sim.cli.methods import (
@@ -27,6 +27,7 @@ from fedjax_sim.cli.methods import (
 )
 from fedjax_sim.cli.parts import ROLES, Parts
 from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
+from fedjax_sim.cli.scoring import Split
 from fedjax_sim.cli.written import TRAINED, check_used, read, written
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)

@@ -9,14 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
-from fedjax_sim.cli.config import Config, Split, Standardise
+from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.preparing import Prepare, preparation, unchanged
+from fedjax_sim.cli.scoring import Split, Standardise
+from fedjax_sim.cli.validating import (
+    as_one_client,
+    describe_validation,
+    held_out,
+    named_clients,
+    scored_clients,
+    take_validation,
+)
 from fedjax_sim.data import (
     Dataset,
     EvalSet,
     client_data,
     client_folds,
-    client_holdout,
     eval_set,
     own_test,
     pooled,
@@ -110,16 +118,19 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     standardise = scores.standardise or "global"
     if scores.folds is not None:
         return by_clients(dataset, partitions, seeds, scores.folds, standardise, prepare)
+    how = standardise, prepare, scores.validation
+    if scores.test_clients is not None:
+        return by_names(dataset, partitions, seeds, scores.test_clients, *how)
     if scores.split == "holdout":
         if not len(dataset.test_y):
             fraction = scores.test_fraction or HELD_OUT
-            return by_holdout(dataset, partitions, seeds, fraction, standardise, prepare)
+            return by_holdout(dataset, partitions, seeds, fraction, *how)
         if scores.standardise is not None:
             raise ValueError(
                 f"--standardise {standardise} must come with --test-fraction: clients are scored "
                 "on the data set's own test samples, which have its own scale"
             )
-    return official(dataset, partitions, seeds, prepare)
+    return official(dataset, partitions, seeds, prepare, scores.validation)
 
 
 def official(
@@ -127,18 +138,24 @@ def official(
     partitions: Sequence[Partition],
     seeds: Sequence[int],
     prepare: Prepare = unchanged,
+    validation: float | None = None,
 ) -> Problem:
     """Trains every client and scores the data set's own test set.
 
-    Natural clients are each scored on their own samples of it, others on all of it together.
+    Natural clients are each scored on their own samples of it, others on all of it together. The
+    share ``validation`` of each client's training samples is scored in the same way.
     """
-    data, trained = _training(dataset.train_x, dataset.train_y, partitions, seeds, prepare)
+    x, y, train, held = dataset.train_x, dataset.train_y, partitions, list[Partition]()
+    if validation is not None:
+        train, held = take_validation(dataset, _by_seed(partitions, seeds), validation)
+    data, trained = _training(x, y, train, seeds, prepare)
     tests = [own_test(dataset, partition) for partition in partitions]
     mine = [test for test in tests if test is not None]
     own = len(mine) == len(tests)
     scored = f"on {dataset.test_set}"
     if own:
-        scored = f"mean over {_over(mine)}, each on its own samples {scored.replace('on', 'in', 1)}"
+        where = scored.replace("on", "in", 1)
+        scored = f"mean over {scored_clients(mine)}, each on its own samples {where}"
         if others := len(dataset.test_y) - len(mine[0].index):
             scored += f"; {others:,} test samples are of nobody who trains"
     parts = mine[0] if len(mine) == 1 else mine
@@ -146,8 +163,9 @@ def official(
         data=data,
         trained=trained,
         test=eval_set(dataset.test_x, dataset.test_y, parts if own else None),
+        validation=eval_set(x, y, held if own else as_one_client(held)) if held else None,
         runs=[{"seed": seed} for seed in seeds],
-        scored=scored,
+        scored=scored + describe_validation(train, held),
         names=[names_of(dataset, partition) for _, partition in _by_seed(partitions, seeds)],
         own=own,
     )
@@ -195,6 +213,44 @@ def by_clients(
     )
 
 
+def by_names(
+    dataset: Dataset,
+    partitions: Sequence[Partition],
+    seeds: Sequence[int],
+    clients: Sequence[str],
+    standardise: Standardise = "global",
+    prepare: Prepare = unchanged,
+    validation: float | None = None,
+) -> Problem:
+    """Scores the clients of these names on all their samples, and trains the others.
+
+    The share ``validation`` of the others' samples validates.
+    """
+    whole = [partition for _, partition in _by_seed(partitions, seeds)]
+    kept, held = take_validation(dataset, _by_seed(whole, seeds), validation)
+    names = [names_of(dataset, partition) for partition in whole]
+    tested = [named_clients(known, clients) for known in names]
+    others = [np.delete(np.arange(len(p.sizes)), k) for p, k in zip(whole, tested, strict=True)]
+    test, train = [*map(take_clients, whole, tested)], [*map(take_clients, kept, others)]
+    held = [*map(take_clients, held, others)]
+    test_names, several = [names_of(dataset, one) for one in test], len(tested[0]) > 1
+    x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=kept)
+    if scaled:
+        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
+    data, trained = _training(x, y, train, seeds, prepare)
+    return Problem(
+        data=data,
+        trained=trained,
+        test=eval_set(x, y, test),
+        validation=eval_set(x, y, held if several else as_one_client(held)) if held else None,
+        runs=[{"seed": seed} for seed in seeds],
+        scaled=scaled,
+        scored=f"{'mean over clients' if several else 'on client'} {', '.join(clients)}; "
+        f"{data.clients} train{describe_validation(train, held)}",
+        names=test_names if several else names,
+    )
+
+
 def by_holdout(
     dataset: Dataset,
     partitions: Sequence[Partition],
@@ -202,45 +258,32 @@ def by_holdout(
     fraction: float,
     standardise: Standardise = "global",
     prepare: Prepare = unchanged,
+    validation: float | None = None,
 ) -> Problem:
     """Trains every client and keeps a share of its samples as its own test set.
 
-    See :func:`fedjax_sim.data.client_holdout`. The share is random but for sequences of tokens,
-    whose neighbours overlap: of those it is the last.
+    The share ``validation`` of its other samples validates.
     """
-    tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
-    by_seed = _by_seed(partitions, seeds)
-    whole = [partition for _, partition in by_seed]
-    split = [client_holdout(p, fraction, seed=None if tokens else seed) for seed, p in by_seed]
-    train, test = ([parts[i] for parts in split] for i in (0, 1))
+    whole = [partition for _, partition in _by_seed(partitions, seeds)]
+    train, test = held_out(dataset, _by_seed(whole, seeds), fraction)
+    train, held = take_validation(dataset, _by_seed(train, seeds), validation)
     x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
-        train, test = (shift_rows(role, len(dataset.train_y)) for role in (train, test))
+        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
     data, trained = _training(x, y, train, seeds, prepare)
     return Problem(
         data=data,
         trained=trained,
         test=eval_set(x, y, test),
+        validation=eval_set(x, y, held) if held else None,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
-        scored=f"mean over {_over(test)}, each on {100 * fraction:g} % of its own samples",
+        scored=f"mean over {scored_clients(test)}, each on {100 * fraction:g} % of its own samples"
+        + describe_validation(train, held),
         names=[names_of(dataset, partition) for partition in whole],
         own=True,
         held_out=fraction,
     )
-
-
-def _over(tests: Sequence[Partition]) -> str:
-    """Returns how many clients have samples to be scored on, in words.
-
-    >>> from fedjax_sim.partition import partition_from_lists
-    >>> _over([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
-    '1 to 2 of 2 clients'
-    """
-    clients = len(tests[0].sizes)
-    counts = sorted({int(np.sum(test.sizes > 0)) for test in tests})
-    scored = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    return f"{scored}{f' of {clients}' if counts[0] < clients else ''} clients"
 
 
 def _training(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from fedjax_sim.base import Metric
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.partition import SkewReport
 from fedjax_sim.run import Evaluation, Result
+from fedjax_sim.run.result import Set
 from fedjax_sim.tasks.sums import SHARE, mean_known
 
 UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
@@ -61,8 +62,9 @@ def measurements(
         last round, of each run's best round, of the mean over its evaluations, and where there is a
         validation set of the round that is best there ("validated"). Those that begin with
         "client" are unweighted means over test clients, with "personal" the same of the clients'
-        own models; "score" is the key of the one that tables show. Bytes are of one run; samples
-        per second of all together. The peak memory is None on Windows.
+        own models, which are validated by themselves; "score" is the key of the one that tables
+        show. Bytes are of one run; samples per second of all together. The peak memory is None on
+        Windows.
     """
     last = result.evaluations[-1]
     by_client = last.test.by_client is not None
@@ -70,7 +72,7 @@ def measurements(
     if by_client:
         views["client_"] = {"by_client": True}
     if last.personal is not None:
-        views["personal_"] = {"by_client": by_client, "part": "personal"}
+        views["personal_"] = {"by_client": by_client, "own": True}
     summary: dict[str, Any] = {}
     for prefix, view in views.items():
         for metric in last.test.metrics:
@@ -84,13 +86,15 @@ def measurements(
     if last.test.by_client is not None:
         known = ~np.isnan(last.test.by_client[score])
         summary["scored_clients_per_run"] = known.sum(axis=1).tolist()
-    if last.validation is not None:
-        validating = last.validation.by_client is not None
-        found = result.series(score, by_client=validating, part="validation")
-        best = np.fmin if result.lowest(score) else np.fmax
-        summary["validation_best_per_run"] = best.reduce(found, axis=0).tolist()
-    for moment, values in _moments(result, score, by_client=by_client).items():
-        summary[f"score_{moment}_per_run"] = values.tolist()
+    best = np.fmin if result.lowest(score) else np.fmax
+    for prefix in ("", "personal_") if last.personal is not None else ("",):
+        own = bool(prefix)
+        for moment, values in _moments(result, score, by_client=by_client, own=own).items():
+            summary[f"{prefix}score_{moment}_per_run"] = values.tolist()
+        part: Set = "personal_validation" if own else "validation"
+        if (scored := getattr(last, part)) is not None:
+            found = result.series(score, by_client=scored.by_client is not None, part=part)
+            summary[f"{part}_best_per_run"] = best.reduce(found, axis=0).tolist()
     return summary | {
         f"{result.task.score}_per_seed": result.score[-1].reshape(seeds, -1).mean(axis=1).tolist(),
         "bytes_up": round(float(last.bytes_up.mean())),
@@ -110,18 +114,22 @@ def measurements(
 
 
 def _moments(
-    result: Result, metric: str, *, by_client: bool, part: Literal["test", "personal"] = "test"
+    result: Result, metric: str, *, by_client: bool, own: bool = False
 ) -> dict[str, NDArray[np.float64]]:
-    """Returns a score's last, best and mean value of each run, ``f64[R]``."""
-    values = result.series(metric, by_client=by_client, part=part)
+    """Returns a score's last, best and mean value of each run, ``f64[R]``.
+
+    ``own`` is whether the clients' own models are scored, not the server's.
+    """
+    values = result.series(metric, by_client=by_client, part="personal" if own else "test")
     best = np.fmin if result.lowest(metric) else np.fmax
     moments = {
         "last": values[-1],
         "best": best.reduce(values, axis=0),
         "mean": mean_known(values.T),
     }
-    if part == "test" and result.evaluations[-1].validation is not None:
-        moments["validated"] = result.validated(metric, by_client=by_client)
+    last = result.evaluations[-1]
+    if (last.personal_validation if own else last.validation) is not None:
+        moments["validated"] = result.validated(metric, by_client=by_client, personal=own)
     return moments
 
 
@@ -175,7 +183,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     """Returns two aligned tables: score and traffic; speed and memory.
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
-    number). The column "personal" has the last score of the clients' own models; where leaves stay
+    number). The columns "personal" have scores of the clients' own models; where leaves stay
     with the clients ("own_leaves") it is the only score: nobody has trained the server's. An
     algorithm whose summary says "diverged" has no numbers; one at least must have. A peak that is
     not known is "-". Where there is a target, the last columns have the rounds and the traffic of
@@ -190,15 +198,16 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     moments = [m for m in ("last", "validated", "best", "mean") if f"{first['score']}_{m}" in first]
     unit = " %" * metric.percent
     columns = {f"{moment}{unit}": f"{first['score']}_{moment}" for moment in moments}
-    own = f"personal_{first['score'].removeprefix('client_')}_last"
-    if any(own in s for s in finished.values()):
-        columns[f"personal{unit}"] = own
+    own = f"personal_{first['score'].removeprefix('client_')}"
+    for title, key in (("personal", f"{own}_last"), ("personal validated", f"{own}_validated")):
+        if any(key in s for s in finished.values()):
+            columns[f"{title}{unit}"] = key
     size = byte_unit(s[way] for s in finished.values() for way in ("bytes_up", "bytes_down"))
     aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
     timed = any("seconds" in s for s in finished.values())
 
     def cell(s: Mapping[str, Any], name: str) -> str:
-        if name not in s or (s.get("own_leaves") and name != own):
+        if name not in s or (s.get("own_leaves") and not name.startswith("personal_")):
             return "-"
         if len(s["score_last_per_run"]) == 1:
             return number(s[name], metric)

@@ -114,11 +114,13 @@ def check_sets(
     for name, x in _each_once("x", data, sets).items():
         _check_numbers(name, x)
     clients = data.clients
-    if personal and sets["test"].clients != clients:
-        raise ValueError(
-            f"personal=True needs a test set of the {clients} clients that train, "
-            f"got one of {sets['test'].clients}"
-        )
+    for name, examples in sets.items() if personal else ():
+        pooled = name == "validation" and examples.clients == 1
+        if examples.clients != clients and not pooled:
+            raise ValueError(
+                f"personal=True needs a {name} set of the {clients} clients that train, "
+                f"got one of {examples.clients}"
+            )
 
 
 def check_targets(data: ClientData, sets: Mapping[str, EvalSet], task: Task) -> None:

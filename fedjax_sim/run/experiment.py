@@ -152,9 +152,7 @@ class Experiment:
             if programs.execution.by_default:
                 warn_of_unused_cores(programs.execution.devices)
             if stop is not None:
-                scored = {"validation": self.validation is not None, "personal": programs.personal}
-                names = ["test", *(name for name, known in scored.items() if known)]
-                check_stop(stop, programs.task, names)
+                check_stop(stop, programs.task, programs.scored)
             ledger, saver = Ledger(runner), None
             if checkpoints is not None:
                 saver = runner.saver(checkpoints, rounds, seeds, initial)

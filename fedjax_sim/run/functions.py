@@ -19,7 +19,7 @@ from fedjax_sim.engine.streams import Seed, stream
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.cache import shared_program
 from fedjax_sim.run.layout import Layout, RunAxes
-from fedjax_sim.run.metrics import Counts, count_own, own_answers
+from fedjax_sim.run.metrics import Answers, Counts, count_own, own_answers
 from fedjax_sim.run.records import EvaluatedModels, Run
 
 Sets = tuple[EvalSet, ...]
@@ -71,7 +71,8 @@ class Functions:
         layout: layout of a run between two programs.
         capacity: the most rounds that one ``advance`` may run.
         personal: whether rounds and the end score personal models; else ``own`` and ``count`` do.
-        largest: number of samples of the largest client of the first set.
+        largest: number of samples of the largest client of each set that personal models are
+            scored on.
         per_run: the algorithm of each run, if they differ.
     """
 
@@ -82,7 +83,7 @@ class Functions:
     layout: Layout
     capacity: int
     personal: bool
-    largest: int
+    largest: tuple[int, ...]
     per_run: PerRunSettings | None = None
 
     @functools.cached_property
@@ -128,7 +129,7 @@ class Functions:
 
     @functools.cached_property
     def count(self) -> Any:
-        """``(answers, sets)`` to the counts of all clients' answers."""
+        """``(answers, sets)`` to the counts of all clients' answers to each set."""
         _, whole = self._shardings
         return jax.jit(self._count, in_shardings=(whole, whole), out_shardings=whole)
 
@@ -227,30 +228,32 @@ class Functions:
         return EvaluatedModels(variables, self._count(self._own(run, data, sets), sets))
 
     def _own(self, run: Run, data: ClientData, sets: Sets, clients: Array | None = None) -> PyTree:
-        """Returns the answers of the personal models of these clients, or of all."""
-        run = self.layout.stripped(run)
+        """Returns the answers of the personal models of these clients, or of all, to each set."""
+        run, scored = self.layout.stripped(run), len(self.largest)
 
         def answers(
             algorithm: Algorithm,
             key: Array,
             state: FedState,
             data: ClientData,
-            examples: EvalSet,
+            sets: Sets,
             clients: Array | None,
         ) -> PyTree:
             key = jax.random.fold_in(key, state.round)
             own = functools.partial(algorithm.score_personal, key, state, data)
             return own_answers(
-                self.model.apply, self.task, own, examples, most=self.largest, clients=clients
+                self.model.apply, self.task, own, sets, most=self.largest, clients=clients
             )
 
-        all_runs = self._map(answers, (*self._run_axes, self.axes.sets[0], None))
-        return all_runs(run.keys, run.state, data, sets[0], clients)
+        all_runs = self._map(answers, (*self._run_axes, tuple(self.axes.sets[:scored]), None))
+        return all_runs(run.keys, run.state, data, sets[:scored], clients)
 
-    def _count(self, answers: PyTree, sets: Sets) -> Counts:
+    def _count(self, answers: Sequence[Answers], sets: Sets) -> tuple[Counts, ...]:
         count = functools.partial(count_own, self.task)
-        counts: Counts = self.axes.map(count, (0, self.axes.sets[0]))(answers, sets[0])
-        return counts
+        return tuple(
+            self.axes.map(count, (0, axes))(of_set, examples)
+            for of_set, examples, axes in zip(answers, sets, self.axes.sets, strict=False)
+        )
 
 
 def functions_for(algorithm: Algorithm, made: Functions) -> Functions:

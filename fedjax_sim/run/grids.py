@@ -28,7 +28,7 @@ from fedjax_sim.run.candidates import (
 from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import check_kinds, checked_seeds, whole_number
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.result import Result
+from fedjax_sim.run.result import Result, Set
 
 
 class Plan(NamedTuple):
@@ -99,18 +99,18 @@ class Sweep:
         """Returns a row for each point, seed and evaluation, for ``pandas.DataFrame``.
 
         Returns:
-            Settings, seed, round, bytes, and scores on the test set by their names; scores on the
-            validation set are called ``validation_NAME``. The scores of a diverged point are None.
+            Settings, seed, round, bytes, and scores on the test set by their names; the others are
+            called ``validation_NAME``, ``personal_NAME`` and ``personal_validation_NAME``. The
+            scores of a diverged point are None.
         """
         rows = []
         for point in self.points:
             for evaluation in point.result.evaluations:
-                sets = {"": evaluation.test, "validation_": evaluation.validation}
+                scores = evaluation.reported()
                 for i, seed in enumerate(point.seeds):
                     row = {**point.settings, "seed": seed, "round": evaluation.round}
-                    for prefix, scored in sets.items():
-                        for name, values in ({} if scored is None else scored.reported).items():
-                            row[prefix + name] = None if point.diverged else float(values[i])
+                    for name, values in scores.items():
+                        row[name] = None if point.diverged else float(values[i])
                     row["bytes_up"] = int(evaluation.bytes_up[i])
                     row["bytes_down"] = int(evaluation.bytes_down[i])
                     rows.append(row)
@@ -136,12 +136,15 @@ class Sweep:
     def best(self, metric: str | None = None) -> Point:
         """Returns the point with the best mean validation score, each run at its best round.
 
+        Where clients' personal models are scored on the validation set, these are compared.
+
         Args:
             metric: a score of the task, or "loss"; None: the task's leading score. If the
                 validation set has clients, the unweighted mean over them.
 
         Returns:
-            The point, the first of equals; its ``result.validated(...)`` is the test score.
+            The point, the first of equals; its ``result.validated(...)`` is the test score, with
+            ``personal=True`` of the personal models.
 
         Raises:
             ValueError: if the sweep has no validation set or no such score, or all points diverged.
@@ -150,9 +153,12 @@ class Sweep:
         metric = task.score if metric is None else metric
         found: list[tuple[float, Point]] = []
         for point in self.points:
-            sets = point.result.evaluations[0].validation
+            first = point.result.evaluations[0]
+            own = first.personal_validation is not None
+            sets = first.personal_validation if own else first.validation
             by_client = sets is not None and sets.by_client is not None
-            values = point.result.series(metric, by_client=by_client, part="validation")
+            part: Set = "personal_validation" if own else "validation"
+            values = point.result.series(metric, by_client=by_client, part=part)
             if not point.diverged:
                 lowest = point.result.lowest(metric)
                 best = np.nanmin(values, axis=0) if lowest else np.nanmax(values, axis=0)
@@ -225,15 +231,16 @@ def sweep(
         >>> digits = fs.load_dataset("digits")
         >>> model = fs.models.logistic((8, 8, 1), 10)
         >>> model = fs.models.with_scaling(model, digits.mean, digits.std)
-        >>> data = fs.client_data(digits.train_x, digits.train_y,
-        ...                       fs.partition.iid(digits.train_y, 10, seed=0))
+        >>> clients = fs.partition.iid(digits.train_y, 10, seed=0)
+        >>> train, held_out = fs.data.client_holdout(clients, 0.1, seed=0)
+        >>> data = fs.client_data(digits.train_x, digits.train_y, train)
+        >>> validation = fs.data.eval_set(digits.train_x, digits.train_y, held_out)
+        >>> test = digits.test_x, digits.test_y
         >>> def fedprox(mu, lr):
         ...     local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr))
         ...     return fs.algorithms.fedprox(local, clients_per_round=5, mu=mu)
-        >>> held_out = digits.test_x[:200], digits.test_y[:200]
-        >>> rest = digits.test_x[200:], digits.test_y[200:]
         >>> grid = {"mu": [0.01, 1.0], "lr": [0.01, 0.1]}
-        >>> tuned = fs.sweep(fedprox, grid, model, data, rest, validation=held_out,
+        >>> tuned = fs.sweep(fedprox, grid, model, data, test, validation=validation,
         ...                  rounds=2, classes=10, seeds=[0, 1], on_plan=print)
         4 points x 2 seeds = 8 runs, in 1 group of programs
         >>> tuned.best().settings["lr"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import NamedTuple
 
@@ -147,9 +146,9 @@ class Ledger:
 
     def _evaluation(self, done: int, scored: SetCounts, interval: Interval) -> Evaluation:
         rows = interval.metrics
-        counts, personal = jax.tree.map(np.asarray, scored)
-        scores = functools.partial(set_scores, self._task)
-        test, *validation = map(scores, counts)
+        counts, *personal = jax.tree.map(np.asarray, scored)
+        test, *validation = (set_scores(self._task, found) for found in counts)
+        own = [None if found is None else set_scores(self._task, found) for found in personal]
         totals, (up, down) = self.totals, self._bytes.copy()
         now = time.perf_counter() - self.began
         return Evaluation(
@@ -157,7 +156,8 @@ class Ledger:
             sums=counts[0].pooled,
             test=test,
             validation=validation[0] if validation else None,
-            personal=None if personal is None else scores(personal),
+            personal=own[0],
+            personal_validation=own[1],
             train_loss=np.asarray(rows.loss[:, -1], np.float64),
             uploads=totals.uploads,
             downloads=totals.downloads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,12 @@ from fedjax_sim.base.brief import brief, over_runs
 from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
+
+Pool = tuple[Array, Array]
+"""Inputs and targets of an evaluation set."""
+
+Answers = tuple[Array, PyTree]
+"""Losses and the task's answers, ``[n, ...]``."""
 
 
 class Counts(NamedTuple):
@@ -56,7 +62,7 @@ def evaluate(
     batch_size = min(batch_size, -(-n // parts))
     batches = -(-n // (batch_size * parts))  # per part
 
-    def part(pool: tuple[Array, Array], weights: Variables, _: tuple[()], rows: Array) -> Any:
+    def part(pool: Pool, weights: Variables, _: tuple[()], rows: Array) -> Any:
         answers = functools.partial(_answers, apply, task, weights, pool)
         return jax.lax.map(answers, rows)
 
@@ -72,12 +78,12 @@ def own_answers(
     apply: ModelApply,
     task: Task,
     personal: Callable[..., Any],
-    examples: EvalSet,
+    sets: Sequence[EvalSet],
     *,
-    most: int,
+    most: Sequence[int],
     clients: Array | None = None,
     batch_size: int = 50,
-) -> tuple[Array, PyTree]:
+) -> tuple[Answers, ...]:
     """Returns the answers of clients' personal models to these clients' samples.
 
     Args:
@@ -86,45 +92,62 @@ def own_answers(
         personal: ``(score, constants, tasks, clients) -> [K, ...]``, calls ``score(constants,
             variables, task)`` with each client's personal model: ``Algorithm.score_personal`` of
             one run.
-        examples: samples of all clients; ``index`` and ``start`` may be batched by vmap.
-        most: number of samples of the largest client.
+        sets: samples of all clients; ``index`` and ``start`` may be batched by vmap.
+        most: number of samples of the largest client in each set.
         clients: ``int32[K]``; None: all.
         batch_size: rows at once.
 
     Returns:
-        Losses and answers ``[K, at least most, ...]``, for :func:`count_own`.
+        Losses and answers ``[K, at least most, ...]`` of each set, for :func:`count_own`.
     """
-    batch_size = min(batch_size, most)
-    length = -(-most // batch_size) * batch_size
+    # A personal model may be trained to be scored: all sets are scored at once.
+    sizes = [min(batch_size, largest) for largest in most]
 
-    def score(pool: tuple[Array, Array], weights: Variables, own: tuple[Array, Array]) -> Any:
-        rows, size = own
-        answers = functools.partial(_answers, apply, task, weights, pool)
+    def score(pools: Sequence[Pool], weights: Variables, own: Sequence[tuple[Array, Array]]) -> Any:
+        return tuple(
+            _own_answers(functools.partial(_answers, apply, task, weights, pool), *of_set, size)
+            for pool, of_set, size in zip(pools, own, sizes, strict=True)
+        )
 
-        def batch(b: Array, out: Any) -> Any:
-            new = answers(jax.lax.dynamic_slice_in_dim(rows, b * batch_size, batch_size))
-            return jax.tree.map(
-                lambda a, v: jax.lax.dynamic_update_slice_in_dim(a, v, b * batch_size, axis=0),
-                out,
-                new,
-            )
+    rows = tuple(
+        _own_rows(examples, -(-largest // size) * size, clients)
+        for examples, largest, size in zip(sets, most, sizes, strict=True)
+    )
+    pools = tuple((examples.x, examples.y) for examples in sets)
+    out: tuple[Answers, ...] = personal(score, pools, rows, clients)
+    return out
 
-        empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(answers, rows))
-        return jax.lax.fori_loop(0, (size + batch_size - 1) // batch_size, batch, empty)
 
+def _own_rows(examples: EvalSet, length: int, clients: Array | None) -> tuple[Array, Array]:
+    """Returns the rows of clients' samples, ``int32[K, length]``, and how many there are."""
     n, start, sizes = len(examples.index), examples.start[:-1], jnp.diff(examples.start)
     if clients is not None:
         known = jnp.minimum(clients, examples.clients - 1)
         start, sizes = start[known], jnp.where(clients < examples.clients, sizes[known], 0)
     position = start[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-    rows = examples.index[jnp.minimum(position, n - 1)]
-    pool = (examples.x, examples.y)
-    out: tuple[Array, PyTree] = personal(score, pool, (rows, sizes), clients)
-    return out
+    return examples.index[jnp.minimum(position, n - 1)], sizes
 
 
-def count_own(task: Task, answers: tuple[Array, PyTree], examples: EvalSet) -> Counts:
-    """Counts the :func:`own_answers` of all clients, except to padding."""
+def _own_answers(
+    answers: Callable[[Array], Answers], rows: Array, size: Array, batch_size: int
+) -> Answers:
+    """Returns the answers to the first ``size`` of some rows; zeros to the rest."""
+
+    def batch(b: Array, out: Answers) -> Answers:
+        new = answers(jax.lax.dynamic_slice_in_dim(rows, b * batch_size, batch_size))
+        put = functools.partial(
+            jax.lax.dynamic_update_slice_in_dim, start_index=b * batch_size, axis=0
+        )
+        found: Answers = jax.tree.map(put, out, new)
+        return found
+
+    empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(answers, rows))
+    found: Answers = jax.lax.fori_loop(0, (size + batch_size - 1) // batch_size, batch, empty)
+    return found
+
+
+def count_own(task: Task, answers: Answers, examples: EvalSet) -> Counts:
+    """Counts the :func:`own_answers` of all clients to a set, except to padding."""
     n, start, length = len(examples.index), examples.start, answers[0].shape[1]
     client = jnp.minimum(_owners(examples), examples.clients - 1)
     place = jnp.minimum(jnp.arange(n, dtype=jnp.int32) - start[client], length - 1)
@@ -132,9 +155,7 @@ def count_own(task: Task, answers: tuple[Array, PyTree], examples: EvalSet) -> C
     return _count(task, losses, kept, examples)
 
 
-def _answers(
-    apply: ModelApply, task: Task, weights: Variables, pool: tuple[Array, Array], rows: Array
-) -> tuple[Array, PyTree]:
+def _answers(apply: ModelApply, task: Task, weights: Variables, pool: Pool, rows: Array) -> Answers:
     """Returns losses and the task's answers of a model, for ``rows int32[B]`` of a pool."""
     xs, ys = pool
     outputs, _ = apply(weights, xs[rows], train=False)

@@ -68,8 +68,8 @@ class Programs:
         runs: R.
         every: rounds from one evaluation to the next.
         execution: where and how to run; None: as the algorithm was composed.
-        personal: whether the first set has the clients of ``data``: it is then also scored
-          with each client's personal model, if the algorithm has them.
+        personal: whether the sets have the clients of ``data``: they are then also scored with
+            each client's personal model, if the algorithm has them; a pooled set is not.
         per_run: the algorithm of each run, if runs differ in more than their seeds; ``algorithm``
           is then one of them.
 
@@ -110,7 +110,7 @@ class Programs:
             Layout(self.execution, data.clients),
             min(max(_FEWEST_ROWS, 1 << (every - 1).bit_length()), _MOST_ROWS),
             self.personal,
-            int(np.diff(sets[0].start).max()) if self.personal else 0,
+            own_sizes(data, sets) if self.personal else (),
             per_run,
         )
         rows, mb = None, self.execution.client_state_mb
@@ -128,6 +128,12 @@ class Programs:
         self.shapes: dict[str, Any] = {}
         self._largest: dict[str, int] = {}
         self._step_flops = 0.0
+
+    @property
+    def scored(self) -> list[str]:
+        """The sets and models that an evaluation scores, see :class:`fedjax_sim.Evaluation`."""
+        sets = ["test", "validation"][: len(self.sets)]
+        return sets + ["personal", "personal_validation"][: len(self._functions.largest)]
 
     @property
     def capacity(self) -> int:
@@ -235,7 +241,7 @@ class Programs:
         evaluate = evaluation.trace(shapes(models.variables), sets)
         yield "evaluate", evaluate
         personal = models.personal if personal is None else personal
-        counts = SetCounts(evaluate.out_info, personal)
+        counts = SetCounts(evaluate.out_info, *(personal or ()))
         self.shapes["advance"] = start.out_info, rows, counts
         if self.algorithm.ends:
             finish = functions.finish.trace(run, data, sets)
@@ -325,3 +331,12 @@ class Programs:
             return out
 
         return call
+
+
+def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
+    """Returns the number of samples of the largest client in each set of the clients of ``data``.
+
+    The first set is one of them; a pooled set is not.
+    """
+    own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
+    return tuple(int(np.diff(examples.start).max()) for examples in own)

@@ -26,10 +26,12 @@ class SetCounts(NamedTuple):
     Attributes:
         sets: counts of the server model on each evaluation set.
         personal: counts of each client's personal model on the first set; None without them.
+        personal_validation: the same on the second set; None if it is not of these clients.
     """
 
     sets: tuple[Counts, ...]
-    personal: Counts | None
+    personal: Counts | None = None
+    personal_validation: Counts | None = None
 
 
 class EvaluatedModels(NamedTuple):
@@ -37,11 +39,12 @@ class EvaluatedModels(NamedTuple):
 
     Attributes:
         variables: the models for the evaluation sets.
-        personal: counts of the personal models, which only the algorithm can make; None without.
+        personal: counts of the personal models on each set of the clients, which only the
+            algorithm can make; None without.
     """
 
     variables: Variables
-    personal: Counts | None
+    personal: tuple[Counts, ...] | None
 
 
 class Collected(NamedTuple):

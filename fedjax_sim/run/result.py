@@ -18,7 +18,7 @@ from fedjax_sim.run.client_memory import ClientRows
 from fedjax_sim.run.metrics import Scores, SetScores
 from fedjax_sim.run.records import Evaluations, column
 
-Set = Literal["test", "validation", "personal"]
+Set = Literal["test", "validation", "personal", "personal_validation"]
 
 
 class Evaluation(NamedTuple):
@@ -30,6 +30,7 @@ class Evaluation(NamedTuple):
         test: scores on the test set.
         validation: scores on the validation set; None without one.
         personal: scores of the clients' personal models on the test set; None without them.
+        personal_validation: the same on the validation set; None if it is not of these clients.
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models or fragments sent by clients so far.
         downloads: ``int64[R]``, models sent to clients so far.
@@ -56,6 +57,7 @@ class Evaluation(NamedTuple):
     test: SetScores
     validation: SetScores | None
     personal: SetScores | None
+    personal_validation: SetScores | None
     train_loss: NDArray[np.float64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
@@ -93,14 +95,20 @@ class Evaluation(NamedTuple):
     def __repr__(self) -> str:
         return brief(self, self.entries())
 
-    def entries(self) -> dict[str, Any]:
-        """Returns the entries that ``repr`` shows: means over runs."""
-        sets = {"": self.test, "validation_": self.validation, "personal_": self.personal}
-        scores = {
-            prefix + name: over_runs(values)
+    def reported(self) -> dict[str, NDArray[np.float64]]:
+        """Returns the scores ``f64[R]`` on all sets by name; all but the test set have a prefix."""
+        sets: dict[str, SetScores | None] = {"": self.test}
+        for part in ("validation", "personal", "personal_validation"):
+            sets[f"{part}_"] = getattr(self, part)
+        return {
+            prefix + name: values
             for prefix, found in sets.items()
             for name, values in ({} if found is None else found.reported).items()
         }
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the entries that ``repr`` shows: means over runs."""
+        scores = {name: over_runs(values) for name, values in self.reported().items()}
         known = {"round": self.round, "runs": len(self.uploads), **scores}
         if self.seconds is not None:
             known["seconds"] = over_runs(self.seconds)
@@ -196,15 +204,16 @@ class Result:
             metric: a score of the task, such as "accuracy", "f1" and "auc", or "loss".
             by_client: whether to return the unweighted mean over the clients of the set instead
                 of the pooled score.
-            part: "test" or "validation" set; "personal": the test set, with each client's
-                personal model.
+            part: "test" or "validation" set; "personal" or "personal_validation": the same sets,
+                with each client's personal model.
 
         Raises:
             ValueError: if the run did not score it.
         """
         first = getattr(self.evaluations[0], part)
         if first is None or (by_client and first.by_client is None):
-            what = "personal models scored" if part == "personal" else f"{part} set"
+            what = "personal models scored" if "personal" in part else f"{part} set"
+            what += " on a validation set" * (part == "personal_validation")
             raise ValueError(f"the run has no {what}{' by client' if by_client else ''}")
         if metric not in (known := (*self.task.metrics, "loss")):
             raise ValueError(
@@ -218,15 +227,25 @@ class Result:
 
         return column(self.evaluations, of)
 
-    def validated(self, metric: str, *, by_client: bool) -> NDArray[np.float64]:
+    def validated(
+        self, metric: str, *, by_client: bool, personal: bool = False
+    ) -> NDArray[np.float64]:
         """Returns the test score of the weights with the best validation score, ``f64[R]``.
 
         Each run has its own best round, by the same score; the first of equals.
+
+        Args:
+            metric: as in :meth:`series`.
+            by_client: as in :meth:`series`.
+            personal: whether both are scores of the clients' personal models.
         """
-        choice = self.series(metric, by_client=by_client, part="validation")
+        sets: tuple[Set, Set] = ("test", "validation")
+        if personal:
+            sets = ("personal", "personal_validation")
+        choice = self.series(metric, by_client=by_client, part=sets[1])
         sign = -1 if self.lowest(metric) else 1
         best = np.nan_to_num(sign * choice, nan=-np.inf).argmax(axis=0)
-        test = self.series(metric, by_client=by_client)
+        test = self.series(metric, by_client=by_client, part=sets[0])
         return np.take_along_axis(test, best[None], axis=0)[0]
 
     def of_runs(self, runs: slice) -> Result:

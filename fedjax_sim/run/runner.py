@@ -234,9 +234,9 @@ class Runner:
         counts: tuple[Counts, ...]
         counts = self._compiled["evaluate"](models.variables, self._inputs[1])
         own = self._personal_counts(run) if models.personal is None else models.personal
-        return SetCounts(counts, own)
+        return SetCounts(counts, *(own or ()))
 
-    def _personal_counts(self, run: Run) -> Counts | None:
+    def _personal_counts(self, run: Run) -> tuple[Counts, ...] | None:
         """Counts personal models, some clients at a time, if per-client state is on the host."""
         programs, memory = self.programs, self._memory
         if memory is None or not programs.personal:
@@ -249,7 +249,7 @@ class Runner:
             out = self._compiled["own"](memory.load(run, some), *self._inputs, clients)
             found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
         answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
-        counts: Counts = self._compiled["count"](answers, self._inputs[1])
+        counts: tuple[Counts, ...] = self._compiled["count"](answers, self._inputs[1])
         return counts
 
     def _compile(

@@ -71,10 +71,12 @@ def simulate(
             dropout. Runs that differ in their clients (folds) may share a seed.
         eval_every: rounds between evaluations; the last round is always evaluated.
         validation: like ``test``, scored at the same rounds: :meth:`Result.validated` then needs
-            no stored weights.
+            no stored weights. :func:`fedjax_sim.data.client_holdout` takes it out of the clients'
+            training samples.
         auc: as in :func:`fedjax_sim.tasks.classification`, given with ``classes``.
         personal: whether client k of the test set is client k of ``data``: an algorithm with
             personal models is then scored by these too. Give ``natural`` the same ids for both.
+            The same holds for a validation set with clients.
         loss: loss on the sets; None: the task's loss.
         execution: where and how to run; None: as the algorithm was composed.
         on_compiled: called before the first round, with the bytes that the run needs on each

@@ -6,7 +6,7 @@ The runs (seeds, folds) of a simulation are one program, which goes on until all
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from fedjax_sim.run.records import column
 from fedjax_sim.run.result import Evaluation, Set, lower_is_better, reaches, total_bytes
 
 __all__ = ["Stop", "any_of", "budget", "patience", "seconds", "target"]
+
+Validation = Literal["validation", "personal_validation"]
+"""The models that are scored on the validation set: the server's, or the clients' personal ones."""
 
 
 class Done(Protocol):
@@ -29,7 +32,7 @@ class Check(Protocol):
     """A function that rejects a simulation in which a rule could never act."""
 
     def __call__(self, task: Task, sets: Collection[str], /) -> None:
-        """Rejects the simulation; ``sets`` are scored: "test", "validation", "personal"."""
+        """Rejects the simulation; ``sets`` are scored, see ``on`` of :func:`target`."""
 
 
 def _accept(task: Task, sets: Collection[str], /) -> None:
@@ -55,9 +58,9 @@ def target(score: str, value: float, *, on: Set | None = None) -> Stop:
         score: a score of the task, or "loss".
         value: value to reach: from below, or from above if the lowest is the best. For a set of
             several clients, the score is their unweighted mean.
-        on: set or models that are scored: "validation", "test", or "personal", the clients'
-            personal models on the test set. None: the validation set; without one the test set,
-            which then decides the length of the run.
+        on: set or models that are scored: "validation", "test", or the clients' personal models
+            on these sets: "personal_validation", "personal". None: the validation set; without one
+            the test set, which then decides the length of the run.
 
     Returns:
         A rule for ``simulate(stop=...)``.
@@ -84,26 +87,30 @@ def target(score: str, value: float, *, on: Set | None = None) -> Stop:
 
     def check(task: Task, sets: Collection[str]) -> None:
         _check_score(score, task)
-        if on is not None and on not in sets:
-            raise ValueError(
-                f"stop: on must be one of {', '.join(sets)}, which are scored, got {on!r}"
-            )
+        if on is not None:
+            _check_set(on, sets)
 
     return Stop(done, check)
 
 
-def patience(evaluations: int, score: str | None = None) -> Stop:
+def patience(
+    evaluations: int,
+    score: str | None = None,
+    *,
+    on: Validation = "validation",
+) -> Stop:
     """Stops when a score on the validation set has not improved for so many evaluations.
 
     Args:
         evaluations: number of consecutive evaluations without improvement.
         score: a score of the task, or "loss"; None: the task's leading score.
+        on: the model that is scored: the server's, or the clients' personal models.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if evaluations is below 1; in ``simulate``, without a validation set.
+        ValueError: if evaluations is below 1; in ``simulate``, without these scores.
 
     Example:
         >>> from fedjax_sim import tasks
@@ -117,7 +124,7 @@ def patience(evaluations: int, score: str | None = None) -> Stop:
     def done(so_far: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         name = score or task.score
         sign = -1 if lower_is_better(task, name) else 1
-        values = sign * column(so_far, lambda e: e.validation.reported[name])
+        values = sign * column(so_far, lambda e: getattr(e, on).reported[name])
         before = np.concatenate([np.full_like(values[:1], -np.inf), values[:-1]])
         place = np.arange(len(values))[:, None]
         better = np.where(values > np.fmax.accumulate(before), place, -1)
@@ -130,6 +137,7 @@ def patience(evaluations: int, score: str | None = None) -> Stop:
             raise ValueError(
                 "stop: patience needs simulate(validation=...): by the test set it would be tuned"
             )
+        _check_set(on, [name for name in sets if "validation" in name])
 
     return Stop(done, check)
 
@@ -225,3 +233,8 @@ def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
 def _check_score(score: str, task: Task) -> None:
     if score not in (known := (*task.metrics, "loss")):
         raise ValueError(f"stop: score must be one of {', '.join(known)}, got {score!r}")
+
+
+def _check_set(on: str, sets: Collection[str]) -> None:
+    if on not in sets:
+        raise ValueError(f"stop: on must be one of {', '.join(sets)}, which are scored, got {on!r}")

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli.reporting.read import Floats, Key, Problem, Trial
+from fedjax_sim.cli.reporting.problems import Problem
+from fedjax_sim.cli.reporting.read import Floats, Key, Trial
 from fedjax_sim.tasks.sums import mean_known
 
 Moment = Literal["final", "validated", "validation"]

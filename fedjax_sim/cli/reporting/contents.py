@@ -27,7 +27,8 @@ from fedjax_sim.cli.reporting.pictures import (
     draw_grid,
     styles_of,
 )
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, told_score
+from fedjax_sim.cli.reporting.problems import told_score
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
 from fedjax_sim.cli.reporting.tables import (
     Table,
     by_client,
@@ -109,7 +110,7 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
         )
     if "final" in moments:
         lines.append(
-            "Scores after the last round: without validation clients, a round or a setting could "
+            "Scores after the last round: without a validation set, a round or a setting could "
             "only be chosen on the test set."
         )
     if reading.unfinished:
@@ -122,11 +123,11 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
     group = whole
     items: list[Any] = []
     if (chosen := tuned(whole)) is not None:
-        tried = Counter(trial.method for trial in whole.trials)
+        settings = {(trial.method, trial.run, trial.algorithm): None for trial in whole.trials}
+        tried = Counter(method for method, *_ in settings)
         told = ", ".join(f"{n} for {method}" for method, n in tried.items())
         items.append(
-            "For each method, the settings that scored best on the validation clients (tried: "
-            f"{told})."
+            f"For each method, the settings that scored best on the validation set (tried: {told})."
         )
         group = chosen
     items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title, styles)]

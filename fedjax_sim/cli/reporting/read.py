@@ -17,6 +17,7 @@ from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
 from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
+from fedjax_sim.cli.reporting.problems import Problem, problem_of
 from fedjax_sim.cli.resuming import HARMLESS
 
 Floats = NDArray[np.float64]
@@ -44,41 +45,6 @@ class Key(NamedTuple):
     seed: int
     fold: int | None
     partition: str
-
-
-class Problem(NamedTuple):
-    """A learning problem; scores of different problems are never compared.
-
-    Attributes:
-        dataset: as the command names it.
-        partition: the sampler.
-        clients: N.
-        split: the scored samples.
-        folds: of clients, or None.
-        test_fraction: that each client keeps, or None.
-        standardise: of a table's columns, or None.
-        score: its key.
-    """
-
-    dataset: str
-    partition: str
-    clients: int
-    split: str
-    folds: int | None
-    test_fraction: float | None
-    standardise: str | None
-    score: str
-
-    def title(self, *, scored: bool) -> str:
-        """Writes the data set, the partition and the split; with the score if ``scored``."""
-        told = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
-        if self.folds is not None:
-            told += f", {self.folds} folds of clients"
-        elif self.test_fraction is not None:
-            told += f", {100 * self.test_fraction:g} % held out by each"
-        if self.standardise == "local":
-            told += ", standardised by each client"
-        return f"{told}; {told_score(self.score)}" if scored else told
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,24 +191,25 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
     rows_of = {row: len(texts) == 1 for row, texts in of_study.items() if algorithm in texts}
     for own, (row, alone) in itertools.product(whose, rows_of.items() or [(None, False)]):
         place = ["personal"] if own else []
+        validating = "personal_validation" if own else "validation"
         mean = [score, "mean"] if score.startswith("client_") else [score]
         scores = _column(rows, [*place, *mean])
         scores[lost] = np.nan
-        validation = None if own else _column(rows, ["validation", *mean])
+        validation = _column(rows, [validating, *mean])
         yield Trial(
             run=name,
             algorithm=algorithm,
             row=row,
             alone=alone,
             own=own,
-            problem=_problem(settings, score),
+            problem=problem_of(settings, score),
             settings=own_settings | {k: v for k, v in settings.items() if k in others},
             score=score,
             metric=Metric(**settings["metric"]),
             keys=tuple(Key(seed, fold, by_seed[seed]) for seed, fold in rows),
             rounds=np.array(rounds, np.int64),
             scores=scores,
-            validation=None if validation is None or np.isnan(validation).all() else validation,
+            validation=None if np.isnan(validation).all() else validation,
             sent=np.stack([_column(rows, [way]) for way in ("bytes_up", "bytes_down")]),
             across={key: found for key, found in counted.items() if not np.isnan(found).any()},
             by_client=[
@@ -311,23 +278,6 @@ def _score(saved: SavedRun) -> str:
             return str(saved.summary[algorithm]["score"])
     settings = saved.settings
     return f"{'' if settings['split'] == 'official' else 'client_'}{settings['score']}"
-
-
-def told_score(key: str) -> str:
-    """Writes a score in words, by its key.
-
-    >>> told_score("accuracy"), told_score("client_auc")
-    ('accuracy on the test set', 'mean auc over test clients')
-    """
-    plain = key.removeprefix("client_")
-    return f"{plain} on the test set" if plain == key else f"mean {plain} over test clients"
-
-
-def _problem(settings: Mapping[str, Any], score: str) -> Problem:
-    asked = settings["partition"]
-    partition = settings["partitions"][0] or asked if asked.endswith(".npz") else asked
-    own = {"partition": partition, "score": score}
-    return Problem(**{name: settings[name] for name in Problem._fields} | own)
 
 
 def _check_alike(runs: Mapping[str, SavedRun]) -> None:

@@ -64,7 +64,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
     parser = Parser(
         prog=f"python -m {PROGRAM}",
         description="Runs what a study file says: methods, each with settings among which "
-        "validation clients choose, on every setting of a grid. Prints a table and writes a "
+        "a validation set chooses, on every setting of a grid. Prints a table and writes a "
         "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
     )
     parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")

@@ -209,10 +209,10 @@ def _words(where: str, key: str, value: Any) -> list[str]:
 
 def _check_choice(rows: Mapping[str, tuple[str, ...]], config: Config, where: str) -> None:
     for row, texts in rows.items():
-        if len(texts) > 1 and config.scores.split != "clients":
+        if len(texts) > 1 and not config.scores.validates:
             raise ValueError(
-                f"{where}methods.{row} has {len(texts)} settings to choose among, which validation "
-                f'clients do: run.split must be "clients", got {config.scores.split!r}; or give '
+                f"{where}methods.{row} has {len(texts)} settings to choose among, which needs "
+                'validation scores: add run.validation = 0.1, or run.split = "clients"; or give '
                 "each setting a row"
             )
 

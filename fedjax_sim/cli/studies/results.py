@@ -33,10 +33,11 @@ class Row(NamedTuple):
         setting: the one that was chosen; None if all have diverged.
         runs: of each run its seed, and its fold if there are folds.
         scores: test scores of the chosen setting, ``f64[R]``.
-        validation: of the runs' best rounds, ``f64[R]``; None without validation clients.
+        validation: of the runs' best rounds, ``f64[R]``; None without a validation set.
         megabytes: up and down, of one run.
         score: the name of the score.
         metric: how it is read.
+        own: whether these are scores of the clients' own models.
     """
 
     cell: str
@@ -49,6 +50,7 @@ class Row(NamedTuple):
     megabytes: float
     score: str
     metric: Metric
+    own: bool = False
 
 
 def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
@@ -69,8 +71,9 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
         tried = {text: summary[text] for text in texts}
         chosen = best_setting(tried, lowest=metric.best == "lowest")
         found = summary[chosen] if chosen else {}
-        moment = "validated" if "score_validated_per_run" in found else "last"
-        validation = found.get("validation_best_per_run")
+        prefix = prefix_of(found)
+        moment = "validated" if f"{prefix}score_validated_per_run" in found else "last"
+        validation = found.get(f"{prefix}validation_best_per_run")
         rows.append(
             Row(
                 cell.name,
@@ -78,14 +81,20 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
                 method,
                 chosen,
                 runs,
-                np.array(found.get(f"score_{moment}_per_run", ()), np.float64),
+                np.array(found.get(f"{prefix}score_{moment}_per_run", ()), np.float64),
                 None if validation is None else np.array(validation, np.float64),
                 (found.get("bytes_up", 0) + found.get("bytes_down", 0)) / 1e6,
                 config["score"],
                 metric,
+                bool(prefix),
             )
         )
     return rows
+
+
+def prefix_of(summary: Mapping[str, Any]) -> str:
+    """Returns what the keys of a method's scores begin with: clients' own models count if any."""
+    return "personal_" if "personal_score_last_per_run" in summary else ""
 
 
 def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) -> str | None:
@@ -108,7 +117,9 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
     sign = -1 if lowest else 1
 
     def score(name: str) -> float:
-        mean = sign * float(np.mean(np.array(summaries[name]["validation_best_per_run"], float)))
+        found = summaries[name]
+        scores = np.array(found[f"{prefix_of(found)}validation_best_per_run"], float)
+        mean = sign * float(np.mean(scores))
         return -math.inf if math.isnan(mean) else mean
 
     return max(finished, key=score, default=None)

@@ -1,0 +1,72 @@
+"""The learning problem of a run: scores of different problems are not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Problem(NamedTuple):
+    """A learning problem; scores of different problems are never compared.
+
+    Attributes:
+        dataset: as the command names it.
+        partition: the sampler.
+        clients: N.
+        split: the scored samples.
+        folds: of clients, or None.
+        test_clients: their names, or None.
+        test_fraction: that each client keeps, or None.
+        validation: the share of the training samples that validate, or None.
+        standardise: of a table's columns, or None.
+        score: its key.
+    """
+
+    dataset: str
+    partition: str
+    clients: int
+    split: str
+    folds: int | None
+    test_clients: tuple[str, ...] | None
+    test_fraction: float | None
+    validation: float | None
+    standardise: str | None
+    score: str
+
+    def title(self, *, scored: bool) -> str:
+        """Writes the data set, the partition and the split; with the score if ``scored``."""
+        told = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
+        if self.folds is not None:
+            told += f", {self.folds} folds of clients"
+        elif self.test_clients is not None:
+            told += f", tested on {', '.join(self.test_clients)}"
+        elif self.test_fraction is not None:
+            told += f", {100 * self.test_fraction:g} % held out by each"
+        if self.validation is not None:
+            told += f", {100 * self.validation:g} % to validate"
+        if self.standardise == "local":
+            told += ", standardised by each client"
+        return f"{told}; {told_score(self.score)}" if scored else told
+
+
+def told_score(key: str) -> str:
+    """Writes a score in words, by its key.
+
+    >>> told_score("accuracy"), told_score("client_auc")
+    ('accuracy on the test set', 'mean auc over test clients')
+    """
+    plain = key.removeprefix("client_")
+    return f"{plain} on the test set" if plain == key else f"mean {plain} over test clients"
+
+
+def problem_of(settings: Mapping[str, Any], score: str) -> Problem:
+    """Returns the problem of a run, by its ``config.json`` and the key of its score."""
+    asked, tested = settings["partition"], settings.get("test_clients")
+    own = {
+        "partition": settings["partitions"][0] or asked if asked.endswith(".npz") else asked,
+        "score": score,
+        # Folders of earlier versions lack these.
+        "validation": settings.get("validation"),
+        "test_clients": None if tested is None else tuple(tested),
+    }
+    return Problem(**{name: settings[name] for name in Problem._fields if name not in own}, **own)

@@ -1,0 +1,126 @@
+"""The settings of the scored samples and of the score."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from fedjax_sim.cli.defaults import by_dataset
+from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.settings import Group, setting
+
+Split = Literal["official", "clients", "holdout"]
+Standardise = Literal["global", "local"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores(Group):
+    """The scored samples and the score.
+
+    Attributes:
+        split: the scored samples, see :mod:`fedjax_sim.cli.problem`.
+        folds: of ``clients``, else None.
+        test_clients: names of the clients of ``clients`` that are scored and do not train; None for
+          folds.
+        test_fraction: of ``holdout``; None for the test samples that the data have of each client,
+          or where they do not say it for a fifth.
+        validation: the share of each client's training samples that are scored instead, to select
+          rounds and settings; None for none.
+        standardise: of a table's numeric columns, by the statistics of all training clients or of
+          each client; None for the first of a table.
+        score: the score in tables and pictures, and for the best round; None for
+          the task's leading one.
+        delta: δ of what DP-FedAvg and DP-FTRL spend; None for N^-1.1.
+    """
+
+    title: ClassVar[str] = "scores"
+
+    split: Split = setting(
+        "official",
+        "what is scored. official: the data set's own test set; natural clients are scored on "
+        "their own test samples, with their own models too. clients: folds of clients; each "
+        "fold in turn is scored, another one selects the best round, and the others train. "
+        "holdout: each client is scored on its own test samples, or on a share of all its "
+        "samples, with its own model too",
+        shown="official; holdout if a method has personal models and the partition is not a file",
+        metavar="NAME",
+    )
+    folds: int | None = setting(
+        None,
+        "number of folds of --split clients; all folds run at once, with every seed",
+        shown="5",
+        at_least=3,
+    )
+    test_clients: tuple[str, ...] | None = setting(
+        None,
+        "names of natural clients, joined by commas, that --split clients scores and never trains "
+        "on, in place of folds: leave one domain out",
+        shown="folds",
+        metavar="NAME,NAME",
+        convert=lambda text: tuple(text.split(",")),
+    )
+    test_fraction: float | None = setting(
+        None,
+        "share of each client's samples that --split holdout scores",
+        shown="the test samples of natural clients if the data have them, else 0.2",
+        above=0,
+        below=1,
+    )
+    validation: float | None = setting(
+        None,
+        "share of each client's training samples that validate: nobody trains on them, and "
+        "settings and rounds are selected by their scores, never on the test set; the folds of "
+        "--split clients have validation clients instead",
+        shown="none",
+        above=0,
+        below=1,
+    )
+    standardise: Standardise | None = setting(
+        None,
+        "the numeric columns of tables: by the statistics of all training clients, or of each "
+        "client by its own",
+        shown="global",
+        metavar="NAME",
+    )
+    score: str | None = by_dataset(
+        "score",
+        "in table and picture, and for the best round: of classes accuracy, f1 (weighted by class) "
+        "or auc; of regression mse, mae or r2; of several labels f1_micro, f1_macro, "
+        "label_accuracy or subset_accuracy; of tokens perplexity or accuracy; by client it is the "
+        "unweighted mean over test clients",
+        shown="the first of them, of covertype f1, of eicu auc",
+        metavar="NAME",
+    )
+    delta: float | None = setting(
+        None,
+        "δ of the (ε, δ) that dp_fedavg and dp_ftrl spend, below 1/N",
+        shown="N^-1.1",
+        above=0,
+        below=1,
+    )
+
+    def __post_init__(self) -> None:
+        """Rejects flags of another split."""
+        if self.folds is not None and self.test_clients is not None:
+            raise ValueError("--test-clients stands in place of --folds: leave one of them out")
+        if self.split == "clients" and self.test_clients is None:
+            self._default("folds", 5)
+        owners = {"folds": "clients", "test_clients": "clients", "test_fraction": "holdout"}
+        for name, of in owners.items():
+            if self.split != of and getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
+        if self.folds is not None and self.validation is not None:
+            raise ValueError(
+                "--validation is for --split official and holdout, or --test-clients: the folds of "
+                "--split clients have validation clients"
+            )
+        if self.split == "official" and self.standardise is not None:
+            raise ValueError(
+                f"--standardise {self.standardise} is for --split clients or holdout: beside its "
+                "own test set a data set has its own scale"
+            )
+
+    @property
+    def validates(self) -> bool:
+        """Returns whether settings can be selected without the test set."""
+        return self.folds is not None or self.validation is not None

@@ -1,0 +1,117 @@
+"""Samples that clients hold out from training, to test or to validate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedjax_sim.base.spelling import hint
+from fedjax_sim.data import Dataset, client_holdout
+from fedjax_sim.partition import Partition
+
+
+def held_out(
+    dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], fraction: float
+) -> tuple[list[Partition], list[Partition]]:
+    """Splits each client's samples, see :func:`fedjax_sim.data.client_holdout`.
+
+    The share is random but for sequences of tokens, whose neighbours overlap: of those it is the
+    last.
+    """
+    tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
+    split = [client_holdout(p, fraction, seed=None if tokens else seed) for seed, p in by_seed]
+    return [kept for kept, _ in split], [held for _, held in split]
+
+
+def take_validation(
+    dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
+) -> tuple[list[Partition], list[Partition]]:
+    """Splits each client's samples into those that train and those that validate.
+
+    Args:
+        dataset: the data set.
+        by_seed: seed and samples of each run.
+        share: share of the samples that validate; None for none.
+
+    Returns:
+        The partitions of the training samples, and of the validation samples; no partitions if none
+        validate.
+
+    Raises:
+        ValueError: if no client has two samples.
+    """
+    if share is None:
+        return [partition for _, partition in by_seed], []
+    train, held = held_out(dataset, by_seed, share)
+    if not all(len(one.index) for one in held):
+        raise ValueError(f"--validation {share:g} needs a client with two training samples")
+    return train, held
+
+
+def as_one_client(held: Sequence[Partition]) -> list[Partition]:
+    """Returns the samples of all clients as those of one."""
+    ends = (np.array([0, len(one.index)], np.int32) for one in held)
+    return [dataclasses.replace(one, start=start) for one, start in zip(held, ends, strict=True)]
+
+
+def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int64]:
+    """Returns the numbers of the clients of ``--test-clients``.
+
+    Args:
+        names: names of all clients; empty if the clients are not natural ones.
+        chosen: names of the test clients.
+
+    Raises:
+        ValueError: if there is no such client, or no client is left to train.
+
+    >>> named_clients(["art", "photo", "sketch"], ["sketch"]).tolist()
+    [2]
+    """
+    if not names:
+        raise ValueError(
+            "--test-clients is for natural clients with names: data that name the client of each "
+            "sample, without --emd or another --partition"
+        )
+    for name in chosen:
+        if name not in names:
+            known = ", ".join([*names[:8], "..."] if len(names) > 8 else names)
+            raise ValueError(
+                f"--test-clients must be names of clients, got {name!r}{hint(name, names)}; "
+                f"clients: {known}"
+            )
+    numbers = np.unique([names.index(name) for name in chosen])
+    if len(numbers) == len(names):
+        raise ValueError(f"--test-clients must leave a client to train, got all {len(names)}")
+    return numbers
+
+
+def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -> str:
+    """Writes how many samples validate, if any.
+
+    >>> from fedjax_sim.partition import partition_from_lists
+    >>> train, held = partition_from_lists([[0, 1], [2]]), partition_from_lists([[3], []])
+    >>> describe_validation([train], [held])
+    '; validated on 1 of 4 training samples, of 1 of 2 clients'
+    """
+    if not held:
+        return ""
+    counts = sorted({len(one.index) for one in held})
+    some = " to ".join(f"{n:,}" for n in dict.fromkeys([counts[0], counts[-1]]))
+    total = len(train[0].index) + len(held[0].index)
+    return f"; validated on {some} of {total:,} training samples, of {scored_clients(held)}"
+
+
+def scored_clients(tests: Sequence[Partition]) -> str:
+    """Returns how many clients have samples to be scored on, in words.
+
+    >>> from fedjax_sim.partition import partition_from_lists
+    >>> scored_clients([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
+    '1 to 2 of 2 clients'
+    """
+    clients = len(tests[0].sizes)
+    counts = sorted({int(np.sum(test.sizes > 0)) for test in tests})
+    scored = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    return f"{scored}{f' of {clients}' if counts[0] < clients else ''} clients"
