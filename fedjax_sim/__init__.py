@@ -31,7 +31,10 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
+from fedjax_sim.cli.calling import run_experiment
+from fedjax_sim.cli.comparing import Comparison, compare
 from fedjax_sim.cli.loading import load_run
+from fedjax_sim.cli.saving import save_run
 from fedjax_sim.client import (
     adaptation,
     augment,
@@ -85,6 +88,7 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "ClientData",
+    "Comparison",
     "DivergedError",
     "Evaluation",
     "Execution",
@@ -107,6 +111,7 @@ __all__ = [
     "client_data",
     "clock",
     "clustering",
+    "compare",
     "compose",
     "compression",
     "corrections",
@@ -137,6 +142,8 @@ __all__ = [
     "redistribution",
     "refresh",
     "reports",
+    "run_experiment",
+    "save_run",
     "save_weights",
     "schedule",
     "selection",

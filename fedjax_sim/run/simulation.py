@@ -19,8 +19,9 @@ from fedjax_sim.models import logistic, with_scaling
 from fedjax_sim.partition import limit_label_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.checkpoints import Checkpoints
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.result import Result
 from fedjax_sim.run.stop import Stop
 
 
