@@ -90,6 +90,7 @@ def test_the_examples_train_and_show_their_parts(
     rounds = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert rounds == [*range(1, len(rounds) + 1)]
     assert 2 < len(rounds) < 30
+    exec(exchange, scope)  # the other pages have another `local`
     fewer = comparing.replace("rounds=10", "rounds=2").replace("range(6)", "range(2)")
     exec(fewer.replace("runs/composed", str(tmp_path / "composed")), scope)
     assert scope["found"].to_pandas()["method"].tolist() == ["FedAvg", "SCAFFOLD"]

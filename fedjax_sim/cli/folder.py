@@ -127,7 +127,7 @@ class RunFolder:
             algorithm: its name.
             evaluation: of R runs.
             runs: what sets each apart (its seed, its fold).
-            tables: samples per client and class, ``int64[N, M]``, one per seed.
+            tables: samples per client and class, ``int64[N, M]``, one per run.
             task: the learning task.
             names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
 

@@ -249,13 +249,15 @@ def run_group(
     first, problem, score = names[0], setup.problem, setup.score
     rounds, lost, note = rounds_of(first, config, setup), set[str](), ""
     seeds = [run["seed"] for run in problem.runs]
+    folds = len(seeds) // len(setup.tables)
+    tables = [table for table in setup.tables for _ in range(folds)]
 
     def record(name: str, evaluation: Evaluation) -> None:
         nonlocal note
         if not np.isfinite(evaluation.test_loss).all():
             lost.add(name)
         if folder is not None and name not in lost:
-            folder.log(name, evaluation, problem.runs, setup.tables, setup.task, problem.names)
+            folder.log(name, evaluation, problem.runs, tables, setup.task, problem.names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
         if scored is not None:
