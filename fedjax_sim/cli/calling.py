@@ -19,8 +19,9 @@ from fedjax_sim.cli.machine import start_jax
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.running import open_folder, run
 from fedjax_sim.cli.stopping import STOPPING
-from fedjax_sim.cli.watching import nobody
+from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.run import DivergedError, Result
+from fedjax_sim.run.progress import is_watched
 
 PROGRAM = "fedjax_sim.bench"
 
@@ -36,7 +37,9 @@ SWITCHES = {
 """Settings that a flag without a value switches, with their defaults."""
 
 
-def run_experiment(algo: str, **settings: Any) -> dict[str, Result]:
+def run_experiment(
+    algo: str, *, progress: bool | None = None, **settings: Any
+) -> dict[str, Result]:
     """Runs an experiment as ``python -m fedjax_sim.bench`` does.
 
     A setting has the name of its flag with ``_`` for ``-``, and the same default: without
@@ -45,6 +48,8 @@ def run_experiment(algo: str, **settings: Any) -> dict[str, Result]:
 
     Args:
         algo: the method, with settings of its own in parentheses.
+        progress: whether to show a progress bar for each program; None: in a terminal or a
+            notebook.
         **settings: flags of the command; ``out="DIR"`` writes the run folder, else nothing is
             written.
 
@@ -64,7 +69,7 @@ def run_experiment(algo: str, **settings: Any) -> dict[str, Result]:
         (['fedavg', 'fedprox(mu=0.1)'], (2, 2))
     """
     argv = [*words("algo", algo), *(w for name, v in settings.items() for w in words(name, v))]
-    folder = None
+    folder, shown = None, is_watched() if progress is None else progress
     try:
         with naming_arguments():
             config = parse(argv)
@@ -74,7 +79,7 @@ def run_experiment(algo: str, **settings: Any) -> dict[str, Result]:
             if config.machine.out is not None or config.machine.resume is not None:
                 folder = open_folder(config, setup, groups, argv)
         command = shlex.join(["python", "-m", PROGRAM, *argv])
-        outcome = run(config, setup, groups, folder, command, nobody)
+        outcome = run(config, setup, groups, folder, command, bar if shown else nobody)
     finally:
         STOPPING.patient = False
         if folder is not None:

@@ -39,7 +39,7 @@ def save_run(
         folder: a new or empty folder.
         results: results by the names of their methods, all of the same seeds, clients and task.
         dataset: name of the data set; None: a fingerprint of its targets.
-        partition: name of the partition; None: "given".
+        partition: name of the partition; None: "own partition".
 
     Raises:
         ValueError: if the folder is not empty, or the results cannot share a folder.
@@ -139,14 +139,14 @@ def settings_of(
     result, origins = results[first], [result.provenance for result in results.values()]
     task, origin, hashes = result.task, origins[0], _hashes(origins[0])
     by_client = result.evaluations[-1].test.by_client is not None
-    folds, sampler = _folds(origin), "given" if partition is None else partition
+    folds, sampler = _folds(origin), "own partition" if partition is None else partition
     return {
         "format": FORMAT,
         "composed": True,
         "algo": first,
         "compare": others,
         "options": {name: {"composition": r.provenance.algorithm} for name, r in results.items()},
-        "dataset": f"data-{origin.samples[:8]}" if dataset is None else dataset,
+        "dataset": f"data {origin.samples[:8]}" if dataset is None else dataset,
         "partition": sampler,
         "clients": origin.start.shape[-1] - 1,
         "clients_per_round": origin.clients_per_round,

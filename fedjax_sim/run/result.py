@@ -239,12 +239,14 @@ class Result:
             The axes.
         """
         from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
 
         metric = self.task.score if metric is None else metric
         values = self.series(metric, by_client=by_client, part=part)
         if axes is None:
             axes = pyplot.subplots()[1]
             axes.set_xlabel("rounds")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_ylabel(" ".join([part, metric, *(["mean over clients"] * by_client)]))
         draw_band(axes, [e.round for e in self.evaluations], values, label=label)
         return axes
