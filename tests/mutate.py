@@ -1484,7 +1484,7 @@ MUTANTS = [
     Mutant("run/ledger.py", "if interval.wall is None else", "if True else", SAVED),
     Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
     Mutant("cli/saving.py", "origin.start.ndim == 1:", "False:", FROM_PYTHON),
-    Mutant("cli/saving.py", "2.0 * cohort", "cohort", FROM_PYTHON),
+    Mutant("cli/saving.py", "2.0 * origin", "origin", FROM_PYTHON),
     Mutant(
         "cli/comparing.py",
         "grouped(reading.trials, baseline,",

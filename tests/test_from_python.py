@@ -74,6 +74,9 @@ def test_a_saved_result_has_the_records_and_the_report_of_the_command(
     for name in ("metrics.jsonl", "clients.jsonl"):
         ours, theirs = ((of / name).read_text().splitlines() for of in (saved, command))
         assert sorted(ours) == sorted(theirs)  # methods that share a program take turns
+    configs = [json.loads((of / "config.json").read_text()) for of in (saved, command)]
+    for key in ("partition_hashes", "seeds", "clients", "rounds", "clients_per_round", "score"):
+        assert configs[0][key] == configs[1][key], key
     assert report([str(saved)]) == 0
     for name in ("table.csv", "table.tex"):
         assert (saved / "report" / name).read_bytes() == (command / "report" / name).read_bytes()

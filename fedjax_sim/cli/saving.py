@@ -170,13 +170,13 @@ def settings_of(
 def summary_of(result: Result) -> dict[str, Any]:
     """Returns the entry of a result in ``summary.json``, as far as it does not need a command."""
     origin, task = result.provenance, result.task
-    cohort = origin.clients_per_round * _fedavg_rounds(origin) * result.model_bytes
+    models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
     skew = [emd(table) for table in origin.tables(task)] if task.classes is not None else []
     summary = measurements(
         result,
         score=task.score,
         seeds=len({*origin.seeds}),
-        fedavg_bytes=2.0 * cohort,
+        fedavg_bytes=models * result.model_bytes,
         clients=origin.start.shape[-1] - 1,
         emd=float(np.mean(skew)) if skew else None,
     )
