@@ -12,6 +12,7 @@ from pathlib import Path
 # `python` in a tutorial is the one that builds, its environment active or not.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["TQDM_DISABLE"] = "1"  # no progress bars on the pages of tutorials
 
 import fedjax_sim
 

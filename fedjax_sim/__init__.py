@@ -31,7 +31,10 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, fedavg, phase_shift, radfed
 from fedjax_sim.base import ClientData, LocalUpdate, Model, Variables, part
+from fedjax_sim.cli.calling import run_experiment
+from fedjax_sim.cli.comparing import Comparison, compare
 from fedjax_sim.cli.loading import load_run
+from fedjax_sim.cli.saving import save_run
 from fedjax_sim.client import (
     adaptation,
     augment,
@@ -84,6 +87,7 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "ClientData",
+    "Comparison",
     "DivergedError",
     "Evaluation",
     "Execution",
@@ -106,6 +110,7 @@ __all__ = [
     "client_data",
     "clock",
     "clustering",
+    "compare",
     "compose",
     "compression",
     "corrections",
@@ -136,6 +141,8 @@ __all__ = [
     "radfed",
     "redistribution",
     "reports",
+    "run_experiment",
+    "save_run",
     "save_weights",
     "selection",
     "sending",

@@ -6,9 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -20,15 +18,13 @@ from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder, versions
 from fedjax_sim.cli.grouping import programs
-from fedjax_sim.cli.machine import ON_HOST, Machine
+from fedjax_sim.cli.machine import ON_HOST, start_jax
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.processes import in_step, join, programs_of, wait, writes
+from fedjax_sim.cli.processes import in_step, programs_of, wait, writes
 from fedjax_sim.cli.resuming import to_go_on
-from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run
+from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run, show_outcome
 from fedjax_sim.cli.stopping import STOPPING, Stopped
-from fedjax_sim.cli.watching import Watch, bar
-from fedjax_sim.data import cache_dir
-from fedjax_sim.engine.cores import available_cores, use_cores
+from fedjax_sim.cli.watching import Watch, bar, nobody
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
 
@@ -67,7 +63,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 done = finished(config, Path(config.machine.resume))
                 if done is not None:
                     return done
-            start_jax(config.machine)
+            start_jax(config.machine, PROGRAM)
             with in_step() as same:
                 setup = build(config)
                 if config.machine.compile_for is not None:
@@ -93,7 +89,10 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             print(setup.about.text(), flush=True)
         try:
             with warnings_in_a_line(PROGRAM):
-                diverged = run(config, setup, groups, folder, command, watch)
+                shown = nobody if folder is None else watch
+                outcome = run(config, setup, groups, folder, command, shown)
+                if folder is not None:
+                    show_outcome(outcome, config, setup, folder.path)
         except (TooLargeError, ElsewhereError, CheckpointError) as error:
             return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{_kept(folder)}", 2)
         except BrokenPipeError:
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             why = str(error).partition("\n")[0]
             return complain(PROGRAM, f"error: lost another process: {why}{_kept(folder)}", LOST)
         if writes():
-            for name, message in diverged.items():
+            for name, message in outcome.diverged.items():
                 complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
         wait()
     except KeyboardInterrupt as error:
@@ -119,7 +118,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
         STOPPING.last_words.remove(stopped_at_once)
         if folder is not None:
             folder.close()
-    return 1 if diverged else 0
+    return 1 if outcome.diverged else 0
 
 
 def _kept(folder: RunFolder | None) -> str:
@@ -145,30 +144,6 @@ def leave(status: int) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def start_jax(machine: Machine) -> None:
-    """Sets what must be set before JAX starts; where it has, its devices stay as they are.
-
-    No more devices than cores: they would wait for each other.
-
-    Raises:
-        ValueError: if the other processes of a run cannot be met.
-    """
-    settings: Any = jax.config  # untyped
-    ahead = machine.compile_for is not None
-    if ahead:
-        settings.update("jax_platforms", "cpu")  # what is compiled for is not here
-    cores = available_cores()
-    with suppress(RuntimeError):
-        use_cores(min(machine.devices or cores, cores))
-    # What --compile-for prints are seconds of compiling, not of reading what was kept; and JAX 0.7
-    # cannot keep programs for devices that are not there.
-    if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
-        settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-        settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if machine.distributed is not None:
-        join(machine.distributed, PROGRAM)
 
 
 if __name__ == "__main__":

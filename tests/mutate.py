@@ -56,6 +56,7 @@ CLOCK = tests("clock")
 FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
+FROM_PYTHON = tests("from_python")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 VALIDATION = tests("validation")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
@@ -1483,6 +1484,17 @@ MUTANTS = [
     Mutant("cli/watching.py", "last, tenth = now, ", "tenth = ", WATCH),
     Mutant("run/ledger.py", "if interval.wall is None else", "if True else", SAVED),
     Mutant("cli/sinks.py", "key not in self._open and", "not self._open and", WATCH),
+    Mutant("cli/saving.py", "origin.start.ndim == 1:", "False:", FROM_PYTHON),
+    Mutant("cli/saving.py", "2.0 * origin", "origin", FROM_PYTHON),
+    Mutant(
+        "cli/comparing.py",
+        "grouped(reading.trials, baseline,",
+        "grouped(reading.trials, None,",
+        FROM_PYTHON,
+    ),
+    Mutant("cli/calling.py", "name if value else", "name if name else", FROM_PYTHON),
+    Mutant("run/provenance.py", "s[0] : s[-1]], s - s[0]", "s[0] : s[-1]], s", FROM_PYTHON),
+    Mutant("run/bands.py", "mean - std, mean + std", "mean, mean + std", FROM_PYTHON),
     Mutant("cli/loading.py", "(place + 1) * runs)", "runs)", RUN_FOLDER),
     # where clients' samples and states lie
     Mutant("run/layout.py", "PartitionSpec(None, AXIS)", "PartitionSpec()", tests("layout")),

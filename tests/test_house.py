@@ -68,7 +68,8 @@ def test_no_function_hides_a_module(name: str) -> None:
 
 CORE = """
 import sys
-for name in ("dm_pix", "tensorflow_datasets", "sklearn", "matplotlib", "datasets", "PIL", "tqdm"):
+for name in ("dm_pix", "tensorflow_datasets", "sklearn", "matplotlib", "datasets", "PIL", "tqdm",
+             "pandas"):
     sys.modules[name] = None  # an import of it fails
 import numpy as np, optax
 import fedjax_sim as fs

@@ -416,7 +416,7 @@ def test_the_run_draws_what_is_asked_for(tmp_path: Path, figures: list[Any]) -> 
     setup = build(config)
     folder = running.open_folder(config, setup, [["fedavg"]], "")
     running.draw_clients(config, setup, folder.picture("clients"))
-    folder.write_summary({}, {"a": fake_result(np.ones((2, 1)))}, "accuracy", "t")
+    folder.draw_results({}, {"a": fake_result(np.ones((2, 1)))}, "accuracy", "t")
     for name in ("clients", "curves"):
         assert is_what_its_name_says(tmp_path / "run" / f"{name}.svg")
     assert [f.get_suptitle() for f in figures] == ["digits, emd(1.4), 10 clients", "t"]

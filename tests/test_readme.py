@@ -62,7 +62,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
     private, adapters, hypergradients = python_blocks(METHODS)
-    loading, watching, sweeps = python_blocks(RUNS)
+    loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
     assert scope["result"].accuracy[-1, 0] > 0.5  # chance is 0.1
@@ -90,6 +90,13 @@ def test_the_examples_train_and_show_their_parts(
     rounds = [int(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     assert rounds == [*range(1, len(rounds) + 1)]
     assert 2 < len(rounds) < 30
+    exec(exchange, scope)  # the other pages have another `local`
+    fewer = comparing.replace("rounds=10", "rounds=2").replace("range(6)", "range(2)")
+    exec(fewer.replace("runs/composed", str(tmp_path / "composed")), scope)
+    assert scope["found"].to_pandas()["method"].tolist() == ["FedAvg", "SCAFFOLD"]
+    assert fs.load_run(tmp_path / "composed", model=scope["model"]).variables("SCAFFOLD")
+    exec(calling.replace("rounds=20", "rounds=2, devices=1, model='logistic'"), scope)
+    assert [*scope["results"]] == ["phase_shift(phases=4)", "fedavg"]
     exec(sweeps.replace("rounds=10,", "rounds=2,"), scope)
     told = re.findall(r"on_plan=print,  # (.*)", sweeps)
     assert capsys.readouterr().out.splitlines()[-1:] == told

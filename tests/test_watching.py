@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 import fedjax_sim as fs
@@ -29,6 +30,7 @@ from fedjax_sim.cli.sinks import Sending, Sink
 from fedjax_sim.cli.studies import view
 from fedjax_sim.cli.studies.plan import Study, read_study
 from fedjax_sim.cli.studies.results import Row
+from fedjax_sim.run.progress import is_watched
 
 PLAN = """
 run = {dataset = "digits", rounds = 10}
@@ -103,6 +105,38 @@ def screen(said: str) -> list[str]:
         else:
             lines[row] += part
     return lines
+
+
+def test_a_simulation_shows_a_bar_in_a_terminal_or_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = fs.toy()
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=5).on(fs.make_execution(1))
+
+    def train(**options: Any) -> float:
+        where = problem.model, problem.data, problem.test
+        result = fs.simulate(algorithm, *where, rounds=2, classes=10, **options)
+        return float(result.accuracy[-1, 0])
+
+    score, rounds = train(), list[int]()
+    assert capsys.readouterr().err == ""
+    with terminal(monkeypatch) as (_, shown):
+        assert train(on_rounds=rounds.append) == score
+        before = shown()
+        last = before[0].rpartition("fedavg: ")[2]  # it is drawn again and again in its line
+        assert last.startswith("100%")
+        assert "2/2" in last
+        assert "accuracy 0." in last
+        assert rounds == [1, 2]
+        train(progress=False)
+        assert shown() == before
+    for app, watched in (("IPKernelApp", True), ("TerminalIPythonApp", False)):
+        shell = types.SimpleNamespace(config={app: {}})
+        module: Any = types.ModuleType("IPython")
+        module.get_ipython = lambda shell=shell: shell
+        monkeypatch.setitem(sys.modules, "IPython", module)
+        assert is_watched() == watched
 
 
 def row_of(cell: Any, method: str, *scores: float) -> Row:

@@ -14,6 +14,7 @@ from fedjax_sim.base import Metric
 from fedjax_sim.cli.report import UNITS, byte_unit, bytes_sent, digits
 from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Result
+from fedjax_sim.run.bands import draw_band
 from fedjax_sim.tasks.sums import Floats, mean_known
 
 LEGEND = 28
@@ -107,23 +108,15 @@ def draw_series(
         for i, curve in enumerate(curves):
             values = scale * curve.scores
             mean = mean_known(values)
-            std = np.sqrt(mean_known((values - mean[:, None]) ** 2))
             sent = curve.sent / UNITS[size]
             end = curve.end
             if end is None:
                 last = f"{mean[-1]:.1f} %" if metric.percent else digits(mean[-1])
                 end = f"{last}, {sent[-1]:,.1f} {size}"
-            look: dict[str, Any] = {
-                **(curve.style or line_style(i)),
-                "linewidth": 1.4,
-                "zorder": 3 - i / 100,
-            }
-            band = {"color": look["color"], "zorder": look["zorder"], "linewidth": 0}
+            look = {**(curve.style or line_style(i)), "label": f"{literal(curve.name)}: {end}"}
             across = (curve.rounds, sent, *(curve.across[name] for name in others))
             for axis, x in zip(axes, across, strict=True):
-                axis.plot(x, mean, marker="o", markersize=3, markevery=[-1], **look,
-                          label=f"{literal(curve.name)}: {end}")  # fmt: skip
-                axis.fill_between(x, mean - std, mean + std, alpha=faint, **band)
+                draw_band(axis, x, values, alpha=faint, zorder=3 - i / 100, **look)
         runs = max(curve.scores.shape[1] for curve in curves)
         plain = score.removeprefix("client_")
         told = f"test {plain}" + " (%)" * metric.percent

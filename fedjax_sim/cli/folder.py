@@ -7,7 +7,7 @@ import math
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
@@ -27,7 +27,7 @@ from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.run import Evaluation, Result
-from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
+from fedjax_sim.run.rows import row_of
 
 FILES = ("config.json", "metrics.jsonl", "times.jsonl", "clients.jsonl", "summary.json")
 PICTURES = ("curves", "clients")
@@ -127,7 +127,7 @@ class RunFolder:
             algorithm: its name.
             evaluation: of R runs.
             runs: what sets each apart (its seed, its fold).
-            tables: samples per client and class, ``int64[N, M]``, one per seed.
+            tables: samples per client and class, ``int64[N, M]``, one per run.
             task: the learning task.
             names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
 
@@ -137,34 +137,11 @@ class RunFolder:
         records: list[dict[str, Any]] = []
         self._clients[algorithm] = []
         for i, run in enumerate(runs):
-            place = {"algorithm": algorithm, **run, "round": evaluation.round}
-            clients = _client_scores(evaluation, i, tables, task)
-            record: dict[str, Any] = {
-                **place,
-                **_pooled(evaluation.test, i),
-                **_spreads(clients),
-                "test_loss": evaluation.test_loss[i],
-                "train_loss": evaluation.train_loss[i],
-                "bytes_up": int(evaluation.bytes_up[i]),
-                "bytes_down": int(evaluation.bytes_down[i]),
-                "samples": int(evaluation.samples[i]),
-                "skipped": int(evaluation.skipped[i]),
-            }
-            if evaluation.seconds is not None:
-                record["seconds"] = float(evaluation.seconds[i])
-            for part in ("validation", "personal", "personal_validation"):
-                scores: SetScores | None = getattr(evaluation, part)
-                if scores is not None:
-                    record[part] = _pooled(scores, i) | _spreads(_by_client(scores, i))
-            own = {} if evaluation.personal is None else _by_client(evaluation.personal, i)
-            if clients or own:
-                named = {"names": list(names[i])} if names[i] else {}
-                personal = {"personal": own} if own else {}
-                self._clients[algorithm].append(place | named | clients | personal)
-            record |= {name: values[i] for name, values in evaluation.diagnostics.items()}
-            if evaluation.uncollected is not None:
-                record[f"{task.score}_uncollected"] = evaluation.uncollected[i]
+            place = {"algorithm": algorithm, **run}
+            record, clients = row_of(evaluation, i, place, tables[i], task, names[i])
             records.append(_plain(record))
+            if clients:
+                self._clients[algorithm].append(clients)
         self._claim.check()
         if self._metrics is None:  # not before: a run that goes on has its records until now
             self._metrics, self._times = map(self._opened, ("metrics.jsonl", "times.jsonl"))
@@ -182,25 +159,32 @@ class RunFolder:
         path.unlink(missing_ok=True)  # never what a link there leads to
         return path.open("xb", buffering=0)
 
-    def write_summary(
+    def write_summary(self, summary: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Writes ``summary.json``, and ``clients.jsonl`` of the algorithms that have finished.
+
+        Raises:
+            OSError: if they cannot be written, or the folder is gone.
+        """
+        self._claim.check()
+        rows = [_line(row) for name in names for row in self._clients.get(name, ())]
+        if rows:
+            write_text(self.path / "clients.jsonl", "".join(rows))
+        write_json(self.path / "summary.json", summary)
+
+    def draw_results(
         self,
         summary: Mapping[str, Any],
         results: Mapping[str, Result],
         score: str,
         title: str = "",
     ) -> None:
-        """Writes ``summary.json``, ``clients.jsonl`` and the curves of what has finished.
+        """Draws the curves of the algorithms that have finished.
 
         A server's model without the leaves that stay with the clients has no curve.
 
         Raises:
-            OSError: if they cannot be written, or the folder is gone.
+            OSError: if the folder is gone.
         """
-        self._claim.check()
-        rows = [_line(row) for name in results for row in self._clients.get(name, ())]
-        if rows:
-            write_text(self.path / "clients.jsonl", "".join(rows))
-        write_json(self.path / "summary.json", summary)
         drawn = {
             name: result
             for name, result in results.items()
@@ -230,33 +214,6 @@ class RunFolder:
 def checkpoints_in(run: Path, algorithm: str) -> Path:
     """Returns the folder of an algorithm's checkpoints; names of users' methods have a colon."""
     return run / CHECKPOINTS / quote(algorithm, safe="")
-
-
-def _client_scores(
-    evaluation: Evaluation, run: int, tables: Sequence[NDArray[np.int64]], task: Task
-) -> dict[str, NDArray[np.float64]]:
-    """Returns the server model's scores at each client in one run, ``f64[K]`` by name."""
-    if evaluation.test.by_client is not None or task.classes is None:
-        return _by_client(evaluation.test, run)
-    # Nobody has test samples of its own: what their label mix lets expect.
-    correct, count = evaluation.correct[run], evaluation.total[run]
-    return {"client_accuracy": client_accuracy(correct, count, tables[run])}
-
-
-def _pooled(scores: SetScores, run: int) -> dict[str, float]:
-    """Returns one run's scores of all samples of an evaluation set."""
-    return {m: scores.pooled[m][run] for m in scores.metrics}
-
-
-def _by_client(scores: SetScores, run: int) -> dict[str, NDArray[np.float64]]:
-    """Returns one run's score of each client, ``f64[K]`` by name; empty without clients."""
-    if scores.by_client is None:
-        return {}
-    return {f"client_{m}": scores.by_client[m][run] for m in scores.metrics}
-
-
-def _spreads(by_client: Mapping[str, NDArray[np.float64]]) -> dict[str, dict[str, float]]:
-    return {name: spread(values) for name, values in by_client.items()}
 
 
 def _plain(content: Any) -> Any:

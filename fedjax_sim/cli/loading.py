@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +34,24 @@ from fedjax_sim.run.layout import RunAxes
 from fedjax_sim.run.records import Run
 from fedjax_sim.run.result import select_runs
 
+if TYPE_CHECKING:
+    import pandas
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedRun:
-    """A run of ``python -m fedjax_sim.bench``, finished or not.
+    """A run of ``python -m fedjax_sim.bench``, finished or not, or a result saved from Python.
 
     Attributes:
         folder: where it lies.
         settings: of the run, ``config.json``.
         summary: of each algorithm that has finished, ``summary.json``; empty before.
-        records: a row for each algorithm, run and evaluation, ``metrics.jsonl``; what
-          ``pandas.DataFrame`` takes.
+        records: a row for each algorithm, run and evaluation, ``metrics.jsonl``; see
+          :meth:`to_pandas`.
         clients: the last of these rows of each algorithm that has finished, with the scores of all
           clients in lists, ``clients.jsonl``; null is a client without a score.
         trust: the modules that its settings may import.
+        given: the model, for a result saved from Python.
     """
 
     folder: Path
@@ -56,6 +60,7 @@ class SavedRun:
     records: list[dict[str, Any]]
     clients: list[dict[str, Any]]
     trust: tuple[str, ...] = ()
+    given: Model | None = None
 
     def __repr__(self) -> str:
         kept = ("dataset", "partition", "clients", "rounds", "seeds")
@@ -80,6 +85,11 @@ class SavedRun:
         """The names of the algorithms that ran."""
         return (self.settings["algo"], *self.settings["compare"])
 
+    @property
+    def _runs(self) -> int:
+        """R, the number of seeds, or of seeds and folds."""
+        return len(self.settings["seeds"]) * (self.settings["folds"] or 1)
+
     @functools.cached_property
     def _setup(self) -> Setup:
         """The run's parts, built again from the command; this loads the data."""
@@ -93,7 +103,7 @@ class SavedRun:
     @property
     def model(self) -> Model:
         """The model that was trained."""
-        return self._setup.model
+        return self._setup.model if self.given is None else self.given
 
     @property
     def data(self) -> ClientData:
@@ -109,6 +119,12 @@ class SavedRun:
     def validation(self) -> EvalSet | None:
         """The samples by which settings and rounds are selected; None without them."""
         return self._setup.problem.validation
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns the records as a table; the columns are those of :meth:`Result.to_pandas`."""
+        import pandas
+
+        return pandas.json_normalize(self.records)
 
     def variables(self, algorithm: str, at: int | Literal["validated"] | None = None) -> Variables:
         """Loads the weights of the server, NumPy ``[R, *p]``.
@@ -190,7 +206,7 @@ class SavedRun:
         saved = next((checkpoint for checkpoint in found if checkpoint is not None), None)
         if saved is None:
             raise ValueError(f"{self.folder} has no checkpoint of {algorithm}")
-        runs, place = len(self._setup.problem.runs), group.index(algorithm)
+        runs, place = self._runs, group.index(algorithm)
         own = slice(place * runs, (place + 1) * runs)
 
         def mine(values: PyTree) -> Any:
@@ -202,7 +218,7 @@ class SavedRun:
     def _validated(self, algorithm: str) -> tuple[list[int], NDArray[np.int64]]:
         """Returns the rounds that were evaluated, and the index of each run's best round."""
         rows = [row for row in self.records if row["algorithm"] == algorithm]
-        rounds, runs = [*dict.fromkeys(row["round"] for row in rows)], len(self._setup.problem.runs)
+        rounds, runs = [*dict.fromkeys(row["round"] for row in rows)], self._runs
         if not rows or "validation" not in rows[0]:
             raise ValueError('at="validated" is for a run with --validation or --split clients')
         path = self.folder / "metrics.jsonl"
@@ -220,13 +236,17 @@ def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Vari
     return variables
 
 
-def load_run(folder: str | Path, trust: Collection[str] = ()) -> SavedRun:
-    """Reads what a run of the command left, as data: nothing in the folder is run.
+def load_run(
+    folder: str | Path, trust: Collection[str] = (), *, model: Model | None = None
+) -> SavedRun:
+    """Reads the folder of a run, as data: nothing in the folder is run.
 
     Args:
-        folder: that of the run, its ``--out``.
+        folder: the ``--out`` of a command, or the folder of :func:`fedjax_sim.save_run`.
         trust: the modules, or packages, from which the model, the methods and the data set of the
             run may come, if its settings name them as ``package.module:function``.
+        model: the model of a result that was saved from Python, to load its weights; None: the
+            model that the command names.
 
     Returns:
         Settings, scores, and on request the model, its weights and the data.
@@ -254,7 +274,7 @@ def load_run(folder: str | Path, trust: Collection[str] = ()) -> SavedRun:
     records, last = read_rows(metrics), read_rows(clients)
     schema.check_rows(metrics, records, schema.RECORD)
     schema.check_rows(clients, last, schema.CLIENTS)
-    return SavedRun(folder, settings, summary, records, last, tuple(trust))
+    return SavedRun(folder, settings, summary, records, last, tuple(trust), model)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import jax
 
-from fedjax_sim.cli.processes import Meeting, meeting
+from fedjax_sim.cli.processes import Meeting, join, meeting
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.sinks import SINKS, known
+from fedjax_sim.data import cache_dir
+from fedjax_sim.engine.cores import available_cores, use_cores
 from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.engine.targets import FORMS, devices_of
 from fedjax_sim.partition.pictures import Format
@@ -194,3 +197,31 @@ def execution_of(machine: Machine) -> Execution:
         samples_mb=machine.samples_mb,
         client_state_mb=machine.client_state_mb,
     )
+
+
+def start_jax(machine: Machine, program: str) -> None:
+    """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
+
+    There are no more devices than cores: they would wait for each other.
+
+    Args:
+        machine: the settings.
+        program: name of the command, for messages.
+
+    Raises:
+        ValueError: if the other processes of a run cannot be met.
+    """
+    settings: Any = jax.config  # untyped
+    ahead = machine.compile_for is not None
+    if ahead:
+        settings.update("jax_platforms", "cpu")  # what is compiled for is not here
+    cores = available_cores()
+    with suppress(RuntimeError):
+        use_cores(min(machine.devices or cores, cores))
+    # What --compile-for prints are seconds of compiling, not of reading what was kept; and JAX 0.7
+    # cannot keep programs for devices that are not there.
+    if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
+        settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
+        settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if machine.distributed is not None:
+        join(machine.distributed, program)

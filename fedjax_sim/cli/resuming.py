@@ -83,9 +83,15 @@ def arguments(folder: Path) -> list[str]:
     """Reads the arguments that began the run in a folder, without those of the place.
 
     Raises:
-        ValueError: as :func:`written` does, or if they are none of a run.
+        ValueError: as :func:`written` does, or if no command can be made of them.
     """
-    given = written(folder)["arguments"]
+    settings = written(folder)
+    if settings.get("composed"):
+        raise ValueError(
+            f"{folder} was saved from Python (fs.save_run), and no command can resume or rebuild "
+            "it: for its weights give the model, fs.load_run(DIR, model=...).variables(NAME)"
+        )
+    given = settings["arguments"]
     if ends := [word for word in given if word.startswith(("-h", "--help", "--list", "--version"))]:
         raise ValueError(f"{folder / 'config.json'} is damaged: arguments cannot have {ends[0]!r}")
     parser = Parser(add_help=False)

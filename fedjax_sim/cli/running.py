@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
-from fedjax_sim.cli.watching import Watch, nobody
+from fedjax_sim.cli.watching import Watch
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
@@ -34,6 +34,22 @@ from fedjax_sim.run.checkpoint_files import checkpoint_paths
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import random_settings
 from fedjax_sim.tasks.sums import mean_known
+
+
+class Outcome(NamedTuple):
+    """The outcome of a run.
+
+    Attributes:
+        results: the result of each algorithm that has finished, in the order in which they ran.
+        summaries: the entries of ``summary.json`` of all algorithms, in order.
+        common: its other entries.
+        diverged: the message of each algorithm whose loss diverged.
+    """
+
+    results: dict[str, Result]
+    summaries: dict[str, dict[str, Any]]
+    common: dict[str, Any]
+    diverged: dict[str, str]
 
 
 def open_folder(
@@ -153,19 +169,16 @@ def run(
     folder: RunFolder | None,
     command: str,
     watch: Watch,
-) -> dict[str, str]:
-    """Runs every algorithm, records it and prints the table.
+) -> Outcome:
+    """Runs every algorithm and records it.
 
     Args:
         config: the settings.
         setup: data, model and algorithms.
         groups: the algorithms by their programs.
-        folder: for the records; None where another process writes them.
+        folder: for the records; None for no records, or where another process writes them.
         command: as it was given.
         watch: shows the progress.
-
-    Returns:
-        The message of each algorithm whose loss diverged.
     """
     STOPPING.patient = True
     if folder is not None:
@@ -201,18 +214,24 @@ def run(
         in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
         if folder is not None:
             head = f"{title(config, setup)}, {setup.model_name}"
-            folder.write_summary({**in_order, **common}, results, setup.score, head)
+            folder.write_summary({**in_order, **common}, results)
+            folder.draw_results(in_order, results, setup.score, head)
         for name in group:
             forget_programs(setup.algorithms[name])
         trim()
         STOPPING.check(agreed)
-    if results and folder is not None:
-        if config.machine.json:
-            print(as_json({**in_order, **common, "folder": str(folder.path)}))
-        else:
-            show(config, setup, in_order)
-            print(f"\nrecords and pictures: {folder.path}")
-    return lost
+    return Outcome(results, in_order, common, lost)
+
+
+def show_outcome(outcome: Outcome, config: Config, setup: Setup, folder: Path) -> None:
+    """Prints the tables of a run, or its summary for scripts, and the folder."""
+    if not outcome.results:
+        return
+    if config.machine.json:
+        print(as_json({**outcome.summaries, **outcome.common, "folder": str(folder)}))
+    else:
+        show(config, setup, outcome.summaries)
+        print(f"\nrecords and pictures: {folder}")
 
 
 def run_group(
@@ -222,7 +241,7 @@ def run_group(
     folder: RunFolder | None,
     watch: Watch,
 ) -> dict[str, Result | str]:
-    """Runs algorithms that share a program; with a folder it records them and shows progress.
+    """Runs algorithms that share a program, and records them if there is a folder.
 
     Returns:
         The result of each, or the message of one that has diverged.
@@ -230,13 +249,15 @@ def run_group(
     first, problem, score = names[0], setup.problem, setup.score
     rounds, lost, note = rounds_of(first, config, setup), set[str](), ""
     seeds = [run["seed"] for run in problem.runs]
+    folds = len(seeds) // len(setup.tables)
+    tables = [table for table in setup.tables for _ in range(folds)]
 
     def record(name: str, evaluation: Evaluation) -> None:
         nonlocal note
         if not np.isfinite(evaluation.test_loss).all():
             lost.add(name)
         if folder is not None and name not in lost:
-            folder.log(name, evaluation, problem.runs, setup.tables, setup.task, problem.names)
+            folder.log(name, evaluation, problem.runs, tables, setup.task, problem.names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
         if scored is not None:
@@ -259,7 +280,7 @@ def run_group(
         "checkpoints": checkpoints_of(first, config, folder),
     }
     experiment = experiment_of(first, config, setup)
-    with (watch if folder is not None else nobody)(names, rounds) as tell:
+    with watch(names, rounds) as tell:
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
         STOPPING.check(agreed)
         if len(names) == 1:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.methods import name_of
+from fedjax_sim.run.progress import is_watched, progress_bar
 
 MINUTE = 60.0
 """Seconds after which a line is printed again."""
@@ -40,19 +41,12 @@ def called(names: Sequence[str]) -> str:
 
 @contextmanager
 def bar(names: Sequence[str], rounds: int) -> Iterator[Tell]:
-    """Shows a progress bar on stderr; where that is not a terminal, prints lines."""
+    """Shows a progress bar on stderr or in a notebook; prints lines where it has no place."""
     what = called(names)
-    if not sys.stderr.isatty():
+    if not is_watched():
         yield _lines(what, rounds)
         return
-    from tqdm import tqdm
-
-    with tqdm(total=rounds, desc=what, unit="round", postfix="compiling") as shown:
-
-        def tell(done: int, note: str) -> None:
-            shown.set_postfix_str(note, refresh=done == shown.n)
-            shown.update(done - shown.n)
-
+    with progress_bar(what, rounds) as tell:
         yield tell
 
 

@@ -13,10 +13,11 @@ import numpy as np
 from fedjax_sim.base import Array, ClientData, Model
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.checks import check_losses
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.functions import PerRunSettings
 from fedjax_sim.run.layout import client_axes, one_run, repeat_runs, set_axes
-from fedjax_sim.run.result import DivergedError, Evaluation, Result, select_runs
+from fedjax_sim.run.result import DivergedError, Result, select_runs
 
 Settings = Mapping[str, Any]
 Make = Callable[..., Algorithm]
@@ -96,7 +97,12 @@ def run_candidates(
                 on_evaluation(place, select_runs(evaluation, runs_of_it))
 
     result = together.run(rounds, on_evaluation=report, may_diverge=True, **options)
-    return [result.of_runs(runs_of_it) for runs_of_it in slices]
+    results = []
+    for algorithm, runs_of_it in zip(candidates.algorithms, slices, strict=True):
+        own = result.of_runs(runs_of_it)
+        provenance = dataclasses.replace(own.provenance, algorithm=repr(algorithm))
+        results.append(dataclasses.replace(own, provenance=provenance))
+    return results
 
 
 def group_candidates(candidates: Candidates, model: Model, data: ClientData) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import FedState, PyTree
+from fedjax_sim.base import FedState, PyTree, Variables
 from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
 from fedjax_sim.run.client_memory import ClientMemory, ClientRows, client_rows
 from fedjax_sim.run.layout import Layout, put_on_devices
@@ -28,6 +28,7 @@ VERSION = 3
 NAMES = "arrays"
 """Key of a file's list of its arrays."""
 
+_SERVER_STATE = "run.state.server"
 _CLIENTS = ".clients"
 """Suffix of the clients whose rows a compact array has."""
 
@@ -267,8 +268,25 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
     """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``."""
     collected = any(name.startswith("collected") for name in checkpoint.arrays)
-    prefix = "collected.variables" if collected else "run.state.server"
+    prefix = "collected.variables" if collected else _SERVER_STATE
     return unpack(checkpoint.arrays, prefix, shapes)
+
+
+def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
+    """Writes a checkpoint of a finished run that holds the server's model alone.
+
+    Args:
+        folder: folder of the checkpoints of an algorithm, which is made.
+        ends: rounds done at each evaluation.
+        variables: the model after the last one, ``[R, *p]``.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rounds = np.diff([0, *ends]).tolist()
+    about = {"version": VERSION, "done": ends[-1], "rounds": rounds, "seconds": 0.0, "identity": {}}
+    write_arrays(folder / f"{ends[-1]:08d}.npz", about, pack(_SERVER_STATE, variables))
 
 
 def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTree:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Array, ClientData, Model, Task, origins
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.round import Algorithm
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.identity import code_digests, digest
-from fedjax_sim.run.result import DivergedError, Evaluation
+from fedjax_sim.run.result import DivergedError
 from fedjax_sim.tasks import classification
 
 MOST_RUNS = 100_000

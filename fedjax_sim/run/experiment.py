@@ -33,11 +33,13 @@ from fedjax_sim.run.checks import (
     task_of,
     whole_number,
 )
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.functions import PerRunSettings
 from fedjax_sim.run.ledger import Ledger
 from fedjax_sim.run.programs import Programs
+from fedjax_sim.run.provenance import Provenance
 from fedjax_sim.run.records import Interval
-from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.result import Result
 from fedjax_sim.run.runner import Runner
 from fedjax_sim.run.stop import Stop, check_stop
 
@@ -153,7 +155,9 @@ class Experiment:
                 warn_of_unused_cores(programs.execution.devices)
             if stop is not None:
                 check_stop(stop, programs.task, programs.scored)
-            ledger, saver = Ledger(runner), None
+            test, devices = self.sets()["test"], programs.execution.devices
+            provenance = Provenance.of(self.algorithm, self.data, test, seeds, rounds, devices)
+            ledger, saver = Ledger(runner, provenance), None
             if checkpoints is not None:
                 saver = runner.saver(checkpoints, rounds, seeds, initial)
             saved = None if saver is None else saver.saved

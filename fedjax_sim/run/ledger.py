@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, Fragment, Metrics, Model, Traffic
 from fedjax_sim.round import Algorithm
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.layout import client_axes, one_run
 from fedjax_sim.run.metrics import set_scores
+from fedjax_sim.run.provenance import Provenance
 from fedjax_sim.run.records import Evaluations, Interval, SetCounts, TreeBuffer
-from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.result import Result
 from fedjax_sim.run.runner import Runner
 from fedjax_sim.run.stop import Stop
 
@@ -67,6 +69,7 @@ class Ledger:
 
     Args:
         runner: the runner.
+        provenance: origin of the result.
 
     Attributes:
         evaluations: evaluations so far.
@@ -75,13 +78,14 @@ class Ledger:
         began: ``time.perf_counter`` at the start; for a resumed run, as if it had not paused.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, provenance: Provenance) -> None:
         programs = runner.programs
         algorithm, data = programs.algorithm, programs.data
         setup = setup_bytes(algorithm, programs.model, data, programs.runs)
         self.evaluations, self.metrics = Evaluations(), TreeBuffer(axis=1)
         self.began = time.perf_counter()
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
+        self._provenance = provenance
         self._runner, self._task, self._bytes = runner, programs.task, setup.copy()
         self._finishing = 0 if algorithm.parts.finish is None else data.clients
         self._seconds = np.zeros(setup.shape[1])
@@ -106,6 +110,7 @@ class Ledger:
             compile_seconds=compiling,
             run_seconds=time.perf_counter() - self.began - compiling,
             xla_programs=xla_programs,
+            provenance=self._provenance,
         )
 
     def evaluate(self, done: int, interval: Interval) -> Evaluation:

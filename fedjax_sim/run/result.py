@@ -5,114 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import FedState, Metrics, PyTree, Sums, Task
-from fedjax_sim.base.brief import Text, brief, brief_html, over_runs
+from fedjax_sim.base import FedState, Metrics, PyTree, Task
+from fedjax_sim.base.brief import Text, brief, brief_html
+from fedjax_sim.run.bands import draw_band
 from fedjax_sim.run.client_memory import ClientRows
+from fedjax_sim.run.evaluation import Evaluation, total_bytes
 from fedjax_sim.run.metrics import Scores, SetScores
+from fedjax_sim.run.provenance import Provenance
 from fedjax_sim.run.records import Evaluations, column
+from fedjax_sim.run.rows import row_of
+from fedjax_sim.tasks.sums import mean_known
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas
 
 Set = Literal["test", "validation", "personal", "personal_validation"]
-
-
-class Evaluation(NamedTuple):
-    """Scores and totals after some rounds; the leading axis R is runs (seeds, or seeds and folds).
-
-    Attributes:
-        round: number of rounds done.
-        sums: sums that the scores on the test set are computed from, ``[R, ...]``.
-        test: scores on the test set.
-        validation: scores on the validation set; None without one.
-        personal: scores of the clients' personal models on the test set; None without them.
-        personal_validation: the same on the validation set; None if it is not of these clients.
-        train_loss: ``f64[R]``, mean local training loss of the last round.
-        uploads: ``int64[R]``, models or fragments sent by clients so far.
-        downloads: ``int64[R]``, models sent to clients so far.
-        samples: ``int64[R]``, training samples visited so far.
-        bytes_up: ``int64[R]``, bytes sent by clients so far: models, compressed or not, and what
-            a method sends in addition, including before the first round. Not counted: the number
-            of samples of each client, and shared samples, which are part of the data.
-        bytes_down: ``int64[R]``, bytes received by clients so far.
-        skipped: ``int64[R]``, visits so far whose update was rejected, see
-            :func:`fedjax_sim.sending.finite_only`.
-        diagnostics: diagnostics of the last round, ``f64[R]`` by name.
-        uncollected: the task's leading score ``f64[R]`` before models in flight were collected and
-            the algorithm finished, at the end of a run that does either; else None.
-        seconds: ``f64[R]``, simulated seconds so far; None without a clock. Transfers before the
-            first round and after the last take no time.
-        wall_seconds: seconds on this machine so far, including compilation; for a resumed run,
-            also those before the checkpoint.
-        recorded: what ``record`` of :func:`fedjax_sim.simulate` kept, NumPy; None without it.
-        before: the evaluation before models were collected; None if ``uncollected`` is None.
-    """
-
-    round: int
-    sums: Sums
-    test: SetScores
-    validation: SetScores | None
-    personal: SetScores | None
-    personal_validation: SetScores | None
-    train_loss: NDArray[np.float64]
-    uploads: NDArray[np.int64]
-    downloads: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    bytes_up: NDArray[np.int64]
-    bytes_down: NDArray[np.int64]
-    skipped: NDArray[np.int64]
-    diagnostics: dict[str, NDArray[np.float64]]
-    uncollected: NDArray[np.float64] | None = None
-    seconds: NDArray[np.float64] | None = None
-    wall_seconds: float = float("nan")
-    recorded: Any = None
-    before: Evaluation | None = None
-
-    @property
-    def correct(self) -> NDArray[np.int32]:
-        """``int32[R, M]``, right answers on the test set by class; classification only."""
-        return self.sums.own.correct
-
-    @property
-    def total(self) -> NDArray[np.int32]:
-        """``int32[R, M]``, test samples by class; classification only."""
-        return self.sums.own.total
-
-    @property
-    def accuracy(self) -> NDArray[np.float64]:
-        """``f64[R]``, fraction of right answers on the test set, if the task has that score."""
-        return self.test.pooled.accuracy
-
-    @property
-    def test_loss(self) -> NDArray[np.float64]:
-        """``f64[R]``, mean loss on the test set."""
-        return self.test.pooled.loss
-
-    def __repr__(self) -> str:
-        return brief(self, self.entries())
-
-    def reported(self) -> dict[str, NDArray[np.float64]]:
-        """Returns the scores ``f64[R]`` on all sets by name; all but the test set have a prefix."""
-        sets: dict[str, SetScores | None] = {"": self.test}
-        for part in ("validation", "personal", "personal_validation"):
-            sets[f"{part}_"] = getattr(self, part)
-        return {
-            prefix + name: values
-            for prefix, found in sets.items()
-            for name, values in ({} if found is None else found.reported).items()
-        }
-
-    def entries(self) -> dict[str, Any]:
-        """Returns the entries that ``repr`` shows: means over runs."""
-        scores = {name: over_runs(values) for name, values in self.reported().items()}
-        known = {"round": self.round, "runs": len(self.uploads), **scores}
-        if self.seconds is not None:
-            known["seconds"] = over_runs(self.seconds)
-        return known | {"bytes": Text(f"{total_bytes(self).mean():,.0f}")}
 
 
 class Reached(NamedTuple):
@@ -154,6 +69,7 @@ class Result:
         compile_seconds: seconds of tracing, lowering and compiling.
         run_seconds: all other seconds.
         xla_programs: programs compiled or fetched from the compilation cache.
+        provenance: the algorithm, seeds and clients, by which the result is saved and compared.
     """
 
     task: Task
@@ -169,6 +85,7 @@ class Result:
     compile_seconds: float
     run_seconds: float
     xla_programs: int
+    provenance: Provenance
 
     @property
     def accuracy(self) -> NDArray[np.float64]:
@@ -263,7 +180,87 @@ class Result:
             samples=samples,
             steps=steps,
             executed=executed,
+            provenance=self.provenance.of_runs(runs),
         )
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns a row for each evaluation and run, with the columns of ``metrics.jsonl``.
+
+        Statistics over clients are columns such as ``client_accuracy.mean``, scores on the
+        validation set such as ``validation.accuracy``.
+
+        Example:
+            >>> import optax, fedjax_sim as fs
+            >>> problem = fs.toy()
+            >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+            >>> result = fs.simulate(fs.fedavg(local, clients_per_round=5), problem.model,
+            ...                      problem.data, problem.test, rounds=2, classes=10, seeds=(0, 1))
+            >>> result.to_pandas()[["seed", "round", "bytes_up"]]
+               seed  round  bytes_up
+            0     0      1     13000
+            1     1      1     13000
+            2     0      2     26000
+            3     1      2     26000
+        """
+        import pandas
+
+        runs, tables = self.provenance.runs, self.provenance.tables(self.task)
+        rows = (
+            row_of(evaluation, i, run, tables[i], self.task)[0]
+            for evaluation in self.evaluations
+            for i, run in enumerate(runs)
+        )
+        return pandas.json_normalize([*rows])
+
+    def table(self) -> pandas.DataFrame:
+        """Returns the scores after the last round: mean and standard deviation over runs.
+
+        A row is a score on the test set, on the validation set (``validation_NAME``) or of the
+        clients' personal models (``personal_NAME``), pooled or, for a set of several clients, the
+        unweighted mean over them. The standard deviation is a population's.
+        """
+        import pandas
+
+        rows = {
+            name: {"mean": mean_known(values), "std": np.std(values[~np.isnan(values)])}
+            for name, values in self.evaluations[-1].reported().items()
+        }
+        return pandas.DataFrame.from_dict(rows, orient="index", dtype=np.float64)
+
+    def plot(
+        self,
+        metric: str | None = None,
+        *,
+        by_client: bool = False,
+        part: Set = "test",
+        label: str | None = None,
+        axes: matplotlib.axes.Axes | None = None,
+    ) -> matplotlib.axes.Axes:
+        """Draws a score against rounds: the mean over runs, and a band of ± one std.
+
+        Args:
+            metric: as in :meth:`series`; None: the task's leading score.
+            by_client: as in :meth:`series`.
+            part: as in :meth:`series`.
+            label: text in the legend.
+            axes: where to draw; None: in a new figure. A second result drawn into the same axes has
+                another colour.
+
+        Returns:
+            The axes.
+        """
+        from matplotlib import pyplot
+        from matplotlib.ticker import MaxNLocator
+
+        metric = self.task.score if metric is None else metric
+        values = self.series(metric, by_client=by_client, part=part)
+        if axes is None:
+            axes = pyplot.subplots()[1]
+            axes.set_xlabel("rounds")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_ylabel(" ".join([part, metric, *(["mean over clients"] * by_client)]))
+        draw_band(axes, [e.round for e in self.evaluations], values, label=label)
+        return axes
 
     def __repr__(self) -> str:
         return brief(self, self._entries())
@@ -329,11 +326,6 @@ def select_runs(values: PyTree, runs: slice) -> Any:
 def lower_is_better(task: Task, metric: str) -> bool:
     """Returns whether the lowest value of a score is the best."""
     return metric == "loss" or task.metrics[metric].best == "lowest"
-
-
-def total_bytes(evaluation: Evaluation) -> NDArray[np.int64]:
-    """Returns the bytes sent so far, up and down together, ``int64[R]``."""
-    return evaluation.bytes_up + evaluation.bytes_down
 
 
 def reaches(

@@ -19,8 +19,11 @@ from fedjax_sim.models import logistic, with_scaling
 from fedjax_sim.partition import limit_label_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.checkpoints import Checkpoints
+from fedjax_sim.run.checks import whole_number
+from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.experiment import Experiment
-from fedjax_sim.run.result import Evaluation, Result
+from fedjax_sim.run.progress import is_watched, progress_bar, reporting
+from fedjax_sim.run.result import Result
 from fedjax_sim.run.stop import Stop
 
 
@@ -47,6 +50,7 @@ def simulate(
     record: Callable[[FedState], Any] | None = None,
     checkpoints: Checkpoints | str | Path | None = None,
     stop: Stop | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models at intervals.
 
@@ -96,6 +100,7 @@ def simulate(
             for restored evaluations. More ``rounds`` than the saved run had are run on top.
         stop: rule that ends the run at an evaluation before the last round, see
             :mod:`fedjax_sim.stop`; models in flight are then collected.
+        progress: whether to show a progress bar; None: in a terminal or a notebook.
 
     Returns:
         The result of the run.
@@ -136,16 +141,19 @@ def simulate(
         loss=loss,
         execution=execution,
     )
-    return experiment.run(
-        rounds,
-        initial=initial,
-        record=record,
-        on_compiled=on_compiled,
-        on_evaluation=on_evaluation,
-        on_rounds=on_rounds,
-        checkpoints=checkpoints,
-        stop=stop,
-    )
+    options: dict[str, Any] = {
+        "initial": initial,
+        "record": record,
+        "on_compiled": on_compiled,
+        "checkpoints": checkpoints,
+        "stop": stop,
+    }
+    if not (is_watched() if progress is None else progress):
+        return experiment.run(rounds, on_evaluation=on_evaluation, on_rounds=on_rounds, **options)
+    name = "compose" if algorithm.origin is None else algorithm.origin.name
+    with progress_bar(name, whole_number("rounds", rounds)) as report:
+        evaluated, advanced = reporting(report, on_evaluation, on_rounds)
+        return experiment.run(rounds, on_evaluation=evaluated, on_rounds=advanced, **options)
 
 
 class Toy(NamedTuple):

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.run.evaluation import Evaluation, total_bytes
 from fedjax_sim.run.records import column
-from fedjax_sim.run.result import Evaluation, Set, lower_is_better, reaches, total_bytes
+from fedjax_sim.run.result import Set, lower_is_better, reaches
 
 __all__ = ["Stop", "any_of", "budget", "patience", "seconds", "target"]
 
