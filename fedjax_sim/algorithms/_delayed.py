@@ -27,6 +27,8 @@ from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.round.parts import Evaluated
 from fedjax_sim.server import refresh, weighting
 
+__all__ = ["phase_shift", "radfed"]
+
 Mode = Literal["communication", "epochs"]
 
 

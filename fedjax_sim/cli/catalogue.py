@@ -44,7 +44,7 @@ PLAIN = (
     "momentum of the clients' SGD (0.9 for other methods); the default --lr is then ten times the "
     "data set's",
 )
-"""The default momentum of a method that :func:`fedjax_sim.base.plain_sgd` marks."""
+"""The default momentum of a method that ``plain_sgd`` marks."""
 
 BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
 HEAD = """\

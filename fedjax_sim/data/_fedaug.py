@@ -75,7 +75,7 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
 def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
     """Copies samples of rare classes until each client is at or below a target EMD (FedAug).
 
-    Classes below L (see :func:`fedjax_sim.data.augmentation_level`) are raised to L, rounded;
+    Classes below L (see ``augmentation_level``) are raised to L, rounded;
     within a class, samples are copied equally often, up to one. A class without a sample at the
     client cannot be raised: it is reported as missing, and the client's EMD stays above the target.
 

@@ -23,6 +23,8 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
+__all__ = ["buffered", "delayed", "every_round", "periodic", "permanent", "serverless", "staggered"]
+
 
 class _OfSlots(Schedule):
     """A schedule of S slots."""

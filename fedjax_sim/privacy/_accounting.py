@@ -49,7 +49,7 @@ def epsilon(
         rounds: T.
         delta: δ; must be below 1/N to be meaningful.
         sampling: how clients take part, see :data:`fedjax_sim.base.Participation`.
-        slots: the maximum size of a Poisson cohort; None: :func:`slots_for` m.
+        slots: the maximum size of a Poisson cohort; None: ``slots_for`` m.
 
     Returns:
         ε.

@@ -6,6 +6,8 @@ from fedjax_sim.base import Array, Refresh, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ONE_MODEL, STICKY
 
+__all__ = ["drift_correction", "nothing"]
+
 
 class nothing(Refresh):
     """Leaves the local model unchanged (RADFed)."""
