@@ -103,7 +103,7 @@ class Method(NamedTuple):
         """Authors and year.
 
         >>> [m.paper for m in catalogue() if m.name in ("phase_shift", "fedyogi", "robust")]
-        ['Cornelis 2022', 'Reddi et al. 2021', 'Yin et al. 2018']
+        ['Reddi et al. 2021', 'Cornelis 2022', 'Yin et al. 2018']
         """
         source = re.sub(r" ?<[^<>]*>", "", self.source)
         authors, *_ = re.split(r",? [\"(\d]", source, maxsplit=1)
