@@ -38,14 +38,8 @@ def public_modules() -> dict[str, ModuleType]:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    """What a module offers: its ``__all__``, or what is defined in it or in its private modules."""
-    if hasattr(module, "__all__"):
-        return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (_within(module, value) or name in _comments(module))
-    ]
+    """The names that a module promises: its ``__all__``, without modules."""
+    return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
 
 
 def _within(module: ModuleType, value: Any) -> bool:
@@ -73,19 +67,11 @@ def _docstring(name: str, value: Any) -> str:
 
 
 def _homes() -> dict[int, str]:
-    """Where each public object is described, by its id.
-
-    That is the public module in which it is defined; else the first that hands it on, and the
-    package itself last.
-    """
-    ranked: dict[int, tuple[int, str]] = {}
-    for path, module in public_modules().items():
-        for name in public_names(module):
-            value = getattr(module, name)
-            rank = 0 if path == ROOT else 1 + _within(module, value) * len(module.__name__)
-            if rank > ranked.get(id(value), (-1, ""))[0]:
-                ranked[id(value)] = rank, f"{path}.{name}"
-    return {key: path for key, (_, path) in ranked.items()}
+    """Where each public object is described, by its id: in its module rather than the package."""
+    modules = public_modules().items()
+    return {
+        id(getattr(m, name)): f"{path}.{name}" for path, m in modules for name in public_names(m)
+    }
 
 
 HOMES = _homes()

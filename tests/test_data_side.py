@@ -36,6 +36,7 @@ from fedjax_sim.base import Batch, ClientView
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.client import mixup
+from fedjax_sim.client.motions import resampled
 from fedjax_sim.data import (
     augmentation_level,
     fedaug,
@@ -312,7 +313,7 @@ def test_motions() -> None:
     # The middle stays, a ramp stays linear along a tilt's axis, and what leaves the image is black.
     ramp = np.broadcast_to(np.arange(9.0)[:, None, None], (1, 9, 9, 1)) / 9
     tilt = jnp.array([[[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.25, 1.0]]])
-    out = jax.jit(augment.resampled)(jnp.asarray(ramp, jnp.float32), tilt)[0, :, 4, 0]
+    out = jax.jit(resampled)(jnp.asarray(ramp, jnp.float32), tilt)[0, :, 4, 0]
     v = (np.arange(9) - 4) / 4
     source = v / (1 + 0.25 * v) * 4 + 4
     np.testing.assert_allclose(out[1:], source[1:] / 9, atol=1e-5)

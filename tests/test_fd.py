@@ -19,6 +19,7 @@ from oracle import Layers, layers_of, loss_and_gradient, plus
 import fedjax_sim as fs
 from fedjax_sim import algorithms, terms
 from fedjax_sim.base import Batch, Context
+from fedjax_sim.client.outputs import Outputs, OwnOutputs
 
 LR, ROUNDS, COHORT, STEPS, GAMMA, CLASSES = 0.3, 6, 5, 2, 1.5, 3
 
@@ -80,7 +81,7 @@ def test_like_the_paper(cohort: int, federation: Federation, models: dict[str, f
 def test_the_mean_is_of_those_that_came_and_have_the_class(models: dict[str, fs.Model]) -> None:
     """Rows of absent clients may be NaN; a median of each class guards the mean; none is kept."""
     shared = terms.class_outputs(models["logistic"], 2)
-    last = terms.Outputs(jnp.ones((2, 2)), jnp.array([3, 3]))
+    last = Outputs(jnp.ones((2, 2)), jnp.array([3, 3]))
     rows = [[[0.2, 0.8], [0, 0]], [[0.5, 0.5], [0, 0]], [[np.nan, 1], [1, 0]], [[0.8, 0.2], [0, 0]]]
     sent, sizes = jnp.array(rows, jnp.float32), jnp.array([5.0, 1.0, 0.0, 2.0])
     mean = shared.reduce(last, sent, sizes, 4, fs.aggregators.mean)
@@ -93,8 +94,8 @@ def test_the_mean_is_of_those_that_came_and_have_the_class(models: dict[str, fs.
 
 def test_nobody_learns_from_itself() -> None:
     """A robust mean of one client's outputs need not be its own."""
-    told = terms.Outputs(jnp.array([[0.5, 0.5]]), jnp.array([1]))
-    own = terms.OwnOutputs(jnp.array([[0.9, 0.1]]), jnp.int32(6))
+    told = Outputs(jnp.array([[0.5, 0.5]]), jnp.array([1]))
+    own = OwnOutputs(jnp.array([[0.9, 0.1]]), jnp.int32(6))
     batch = Batch(jnp.zeros((1, 2)), jnp.array([0]), jnp.array([True]))
     logits, client = jnp.array([[1.0, 2.0]]), cast("Any", SimpleNamespace(round=jnp.int32(7)))
     unread: Any = None

@@ -66,6 +66,28 @@ def test_no_function_hides_a_module(name: str) -> None:
     assert hidden == []
 
 
+PROMISED = 473
+"""The most names that the package promises. This number may only fall."""
+
+
+def test_few_names_are_promised_and_each_has_one_home() -> None:
+    """A name is promised if it is in ``__all__`` of the package or of a module that is there.
+
+    The package itself repeats the most common ones.
+    """
+    homes: dict[int, list[str]] = {}
+    for path in fedjax_sim.__all__:
+        value = getattr(fedjax_sim, path)
+        if not inspect.ismodule(value):
+            homes.setdefault(id(value), [])
+            continue
+        for name in value.__all__:
+            homes.setdefault(id(getattr(value, name)), []).append(f"{path}.{name}")
+    several = [paths for paths in homes.values() if len(paths) > 1]
+    assert several == [["aggregators.mean", "tree.mean"]]  # a part, and a helper of parts
+    assert len(homes) <= PROMISED, len(homes)
+
+
 CORE = """
 import sys
 for name in ("dm_pix", "tensorflow_datasets", "sklearn", "matplotlib", "datasets", "PIL", "tqdm",

@@ -17,6 +17,7 @@ from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
 from fedjax_sim import algorithms, exchange, terms
+from fedjax_sim.client.prototypes import Prototypes
 
 ROUNDS, LAM = 4, 1.7
 
@@ -89,8 +90,8 @@ def test_whole_runs_are_those_of_the_oracle(
 def test_a_class_that_nobody_has_keeps_its_mean(net: fs.Model) -> None:
     """Rows of absent clients may be NaN; a median of each class guards the prototypes."""
     shared = terms.prototypes(net, 3)
-    last = terms.Prototypes(jnp.arange(12.0).reshape(3, 4), jnp.array([5, 0, 2]))
-    sent = terms.Prototypes(
+    last = Prototypes(jnp.arange(12.0).reshape(3, 4), jnp.array([5, 0, 2]))
+    sent = Prototypes(
         jnp.array([[[1.0] * 4, [0] * 4, [0] * 4], [[4] * 4, [2] * 4, [0] * 4],
                    [[jnp.nan] * 4] * 3, [[100] * 4, [3] * 4, [0] * 4]]),
         jnp.array([[1, 0, 0], [2, 1, 0], [9, 9, 9], [1, 1, 0]]),

@@ -234,11 +234,24 @@ def test_an_aggregator(recipes: dict[str, Any]) -> None:
     assert out["w"].tolist() == [3, 5]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_name_is_there(page: str) -> None:
-    for name in set(re.findall(r"\bfs((?:\.[A-Za-z]\w*)+)", text_of(page))):
+READ = [*PAGES, *(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/tutorials/*.md"))]
+READ += [str(path.relative_to(ROOT)) for path in ROOT.glob("notebooks/*.ipynb")]
+
+
+@pytest.mark.parametrize("page", READ)
+def test_every_name_is_promised(page: str) -> None:
+    """A page uses a module's names only if they are in its ``__all__``."""
+    text = text_of(page).replace('\\n",', "").replace('    "', "")  # of a notebook
+    names = re.findall(r"\bfs((?:\.[A-Za-z]\w*)+)", text)
+    for module, imported in re.findall(
+        r"^ *from fedjax_sim((?:\.\w+)*) import (\([^)]*\)|[^\n(]+)", text, re.MULTILINE
+    ):
+        names += [f"{module}.{name}" for name in re.findall(r"[A-Za-z]\w*", imported)]
+    for name in set(names):
         found: Any = fs
         for attribute in name.strip(".").split("."):
+            if isinstance(found, ModuleType):
+                assert attribute in found.__all__, name
             fields = getattr(found, "__annotations__", {})
             found = fields[attribute] if attribute in fields else getattr(found, attribute)
 
@@ -281,7 +294,7 @@ def test_the_table_of_parts_says_where_they_are() -> None:
         module = getattr(fs, where)
         if isinstance(module, ModuleType):
             for name in re.findall(r"`(\w+)[`(]", choices):
-                assert callable(getattr(module, name)), f"{where}.{name}"
+                assert name in module.__all__, f"{where}.{name}"
 
 
 def test_the_house_is_described() -> None:

@@ -11,6 +11,8 @@ from fedjax_sim.base import Count, LocalUpdate, Objective, Positive, plain_sgd
 from fedjax_sim.client import adaptation, corrections
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["per_fedavg", "pfedme"]
+
 
 @method
 @plain_sgd

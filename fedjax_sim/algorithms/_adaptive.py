@@ -10,6 +10,8 @@ from fedjax_sim.client.reports import accuracy, mean_loss
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["adaptive_steps", "loadaboost", "skewscout"]
+
 
 @method
 def adaptive_steps(

@@ -9,6 +9,8 @@ from fedjax_sim.base import Decay, LocalUpdate, Model, NonNegative, Positive
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import finish
 
+__all__ = ["ccvr", "feddf", "ozdayi"]
+
 
 @method
 def feddf(

@@ -11,6 +11,8 @@ from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import broadcast, preaggregation, weighting
 from fedjax_sim.server.preaggregation._staleness import StalenessDecay
 
+__all__ = ["fedasync", "fedbuff"]
+
 MAX_STALENESS = 16
 """Default bound on the sampled staleness."""
 

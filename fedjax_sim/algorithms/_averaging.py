@@ -13,6 +13,8 @@ from fedjax_sim.base import Decay, LocalUpdate, Positive
 from fedjax_sim.engine import optimizers
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["fedadagrad", "fedadam", "fedavg", "fedavgm", "fedyogi", "mfl", "parallel_sgd"]
+
 
 @method
 def fedavg(

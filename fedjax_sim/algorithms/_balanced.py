@@ -10,6 +10,8 @@ from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["astraea", "fedmix"]
+
 
 @method
 def astraea(

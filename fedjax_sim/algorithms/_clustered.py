@@ -8,6 +8,8 @@ from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import LocalUpdate, Objective
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["dynamic_clustering", "ifca"]
+
 
 @method
 def ifca(
@@ -24,7 +26,7 @@ def ifca(
               \theta_j \leftarrow
               \sum_{k \in U_t: \hat\jmath_k = j} \frac{n_k}{\sum_{i: \hat\jmath_i = j} n_i} w_k
 
-    See :class:`fedjax_sim.clustering.ifca`. Pooled scores evaluate the server model, the average
+    See :class:`fedjax_sim.broadcast.ifca`. Pooled scores evaluate the server model, the average
     over the whole cohort; a client's personal model is the cluster model that it would choose.
 
     Args:
@@ -62,7 +64,7 @@ def dynamic_clustering(
               W \leftarrow \Bigl\{ \frac{1}{|G|} \sum_{k \in G} w_k :
               G \in \mathrm{Cluster}_C(U_t) \Bigr\}
 
-    Each group trains its own model. See :class:`fedjax_sim.clustering.dynamic`: for cohorts of up
+    Each group trains its own model. See :class:`fedjax_sim.broadcast.dynamic`: for cohorts of up
     to 12 clients, the number of groups is provably minimal. W holds up to m models. Pooled scores
     evaluate the server model, the average over the whole cohort; a client's personal model is the
     one in W that it would choose. Clients are weighted equally by default, as in the paper.

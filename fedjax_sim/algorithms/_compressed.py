@@ -9,6 +9,8 @@ from fedjax_sim.base import LocalUpdate
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["cmfl", "fedavg_qsgd", "fedavg_sketched", "fedavg_top_k", "stc"]
+
 
 @method
 def cmfl(

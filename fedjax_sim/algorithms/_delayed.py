@@ -27,6 +27,8 @@ from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["phase_shift", "radfed"]
+
 Mode = Literal["communication", "epochs"]
 
 

@@ -10,6 +10,8 @@ from fedjax_sim.plan import exchange, flight, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["diloco", "streaming_diloco"]
+
 MOST_FRAGMENTS = 1000
 """Limit on fragments, as each is a part of its own; no model has so many layers."""
 

@@ -13,6 +13,8 @@ from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation, weighting
 
+__all__ = ["fedadmm", "feddyn", "fednova", "fedprox", "scaffnew", "scaffold"]
+
 
 @method
 def fedprox(

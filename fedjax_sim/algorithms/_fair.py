@@ -8,6 +8,8 @@ from fedjax_sim.client.reports import with_initial_loss
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation, weighting
 
+__all__ = ["afl", "qffl"]
+
 
 @method
 def qffl(

@@ -12,6 +12,8 @@ from fedjax_sim.plan import flight, redistribution, selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["dada", "gossip", "push_sum"]
+
 Topology = Literal["ring", "complete"]
 
 

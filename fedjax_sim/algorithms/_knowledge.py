@@ -9,6 +9,8 @@ from fedjax_sim.client.agreement import agreed
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["fd", "fedmd", "fedproto"]
+
 
 @method
 def fedproto(

@@ -11,6 +11,8 @@ from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["fedbabu", "fedbn", "fedper", "fedrep", "lg_fedavg"]
+
 
 @method
 def fedper(

@@ -13,6 +13,9 @@ from fedjax_sim.round import Algorithm
 
 _P = ParamSpec("_P")
 
+METHODS: dict[str, Callable[..., Algorithm]] = {}
+"""The methods below ``@method`` by name, in the order of their definitions."""
+
 ARGUMENTS = {
     "local": "the local update.",
     "clients_per_round": "m: clients per round, sampled without replacement.",
@@ -68,13 +71,14 @@ GIVEN = {
 
 
 def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
-    """Completes the docstring of a method, and records its calls.
+    """Lists a method, completes its docstring and records its calls.
 
     ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without an example
     gets the common one.
     """
     factory.__doc__ = _completed(factory)
-    return part(factory)
+    listed = METHODS[factory.__name__] = part(factory)
+    return listed
 
 
 def _completed(factory: Callable[..., Algorithm]) -> str:

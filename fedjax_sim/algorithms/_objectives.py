@@ -9,6 +9,8 @@ from fedjax_sim.client import terms
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation
 
+__all__ = ["feddisco", "fedgkd", "fedlc", "fedntd", "moon"]
+
 
 @method
 def moon(

@@ -10,6 +10,8 @@ from fedjax_sim.client import terms
 from fedjax_sim.models import leaves
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["apfl", "ditto", "fedala", "fedrod", "fine_tuned"]
+
 
 @method
 def ditto(
@@ -23,7 +25,7 @@ def ditto(
 
     .. math:: v_k \leftarrow v_k - \eta \bigl( \nabla F_k(v_k) + \lambda (v_k - w_t) \bigr)
 
-    for as many minibatch steps as w_k takes; see :class:`fedjax_sim.personal.ditto`. The server
+    for as many minibatch steps as w_k takes; see :class:`fedjax_sim.local.ditto`. The server
     model is FedAvg's, bit for bit. A client's personal model is v_k as of its last round.
 
     Args:
@@ -192,7 +194,7 @@ def fedala(
 
     Each weight of the head, the last dense layer, has its own mixing weight in W_k, which the
     client learns before it trains; all other layers are as received. A client's personal model is ŵ
-    for the newest server model; see :class:`fedjax_sim.personal.adaptive_start`.
+    for the newest server model; see :class:`fedjax_sim.local.adaptive_start`.
 
     Args:
         mix_lr: η_W: learning rate of the mixing weights; 0 is FedAvg.

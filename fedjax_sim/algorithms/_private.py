@@ -10,6 +10,8 @@ from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["dp_fedavg", "dp_ftrl"]
+
 
 @method
 def dp_fedavg(
@@ -113,14 +115,15 @@ def dp_ftrl(
               \min\bigl(1, \tfrac{C}{\lVert \Delta_k \rVert_2}\bigr) + n_t\Bigr)
 
     with the noise n_t of binary trees over the rounds, one per epoch of ⌊N/m⌋ rounds in which no
-    client participates twice (:class:`fedjax_sim.privacy.tree_mechanism`); with momentum β, the
-    increments of this sum enter :math:`v \leftarrow \beta v + \cdot`. All clients are weighted
+    client participates twice (:class:`fedjax_sim.preaggregation.tree_mechanism`); with momentum β,
+    the increments of this sum enter :math:`v \leftarrow \beta v + \cdot`. All clients are weighted
     equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run spends, or names the
     part that makes it unknown. A model with BatchNorm is rejected, because its statistics would be
     sent without noise; so is a local update that sends anything besides the model.
 
-    With bands it is DP-BandMF: the noise comes from :class:`fedjax_sim.privacy.banded_mechanism`,
-    which spends less ε for the same amount of noise, and the order of the clients is fixed.
+    With bands it is DP-BandMF: the noise comes from
+    :class:`fedjax_sim.preaggregation.banded_mechanism`, which spends less ε for the same amount of
+    noise, and the order of the clients is fixed.
 
     Args:
         clients_per_round: m: clients per round.

@@ -9,6 +9,8 @@ from fedjax_sim.client.reports import Kind
 from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm
 
+__all__ = ["radfeda", "radfedi", "radfedm", "radfedp"]
+
 
 @method
 def radfedi(

@@ -12,6 +12,8 @@ from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import aggregators, preaggregation
 
+__all__ = ["fltrust", "robust", "zeno"]
+
 Rule = Literal[
     "mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "multi_krum", "caf"
 ]
@@ -86,7 +88,7 @@ def robust(
         >>> algorithm = fs.algorithms.robust(
         ...     local, clients_per_round=10, aggregator="trimmed_mean", byzantine=0.2
         ... )
-        >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.2))
+        >>> attack = fs.sending.sign_flip(fs.attacks.byzantine(10, 0.2))
         >>> attacked = algorithm.replace(sending=(attack,))
         >>> problem.accuracy(attacked, rounds=3) > 0.8  # aggregated by the mean: 0.2
         True
@@ -197,7 +199,7 @@ def zeno(
         >>> algorithm = fs.algorithms.zeno(
         ...     local, clients_per_round=10, objective=problem.objective
         ... )
-        >>> attack = fs.attacks.sign_flip(fs.attacks.byzantine(10, 0.4))
+        >>> attack = fs.sending.sign_flip(fs.attacks.byzantine(10, 0.4))
         >>> problem.accuracy(algorithm.replace(sending=(attack,)), rounds=3) > 0.8
         True
     """

@@ -15,6 +15,8 @@ from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
+__all__ = ["favor", "fedcs", "hybrid_fl", "oort", "power_of_choice", "tifl"]
+
 
 @method
 def power_of_choice(

@@ -10,6 +10,8 @@ from fedjax_sim.base import LocalUpdate, Objective, Positive, plain_sgd
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.round import Algorithm, compose
 
+__all__ = ["fedcm", "fedexp", "fedlesam", "fedsam", "mime", "mimelite"]
+
 
 @method
 @plain_sgd

@@ -55,7 +55,7 @@ class LocalUpdate(Part):
 
     @property
     def train(self) -> Train:
-        """Trains one model on one client: a method, or a :class:`fedjax_sim.base.TrainInSteps`."""
+        """Trains one model on one client: a method, or a ``TrainInSteps``."""
         raise NotImplementedError
 
     def reduce(

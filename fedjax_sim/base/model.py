@@ -74,7 +74,7 @@ class ModelFeatures(Protocol):
     ) -> tuple[tuple[Array, Array], PyTree]:
         """Returns logits ``f32[B, M]`` with features ``[B, D]``, and the new state.
 
-        The arguments are those of :class:`ModelApply`, of whose results the others are.
+        The arguments are those of ``ModelApply``, of whose results the others are.
         """
 
 
@@ -82,10 +82,15 @@ class Model(NamedTuple):
     """Pure functions; see :mod:`fedjax_sim.models` for adapters.
 
     Attributes:
-        init: draws the variables.
-        apply: evaluates the model.
-        features: the same, with the inputs of its head; None if there is no such thing.
-        head: the leaves of its last layer, whose inputs are the features; None likewise.
+        init: ``(key) -> variables``, draws the variables.
+        apply: ``(variables, x [B, *feature], *, train, mask=None, key=None) -> (outputs, state)``:
+            the logits ``f32[B, M]``, or other outputs of the task, and the new state. ``train``:
+            whether dropout acts and BatchNorm uses the statistics of the minibatch. ``mask
+            bool[B]``: True for the real rows of a padded minibatch; padding must not reach the
+            state. ``key``: for dropout.
+        features: as ``apply``, with ``(outputs, features [B, D])`` in place of the outputs: the
+            inputs of the head; None for a model without a head.
+        head: the leaves of the last layer, whose inputs are the features; None without a head.
     """
 
     init: ModelInit

@@ -85,7 +85,7 @@ class FedState(NamedTuple):
         preaggregation: the states of the pre-aggregations.
         diagnostics: the states of the diagnostics.
         clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
-        at_work: see :class:`AtWork`; () if a round waits for those that it sent.
+        at_work: see ``AtWork``; () if a round waits for those that it sent.
         redistribution: its state; () without one.
     """
 

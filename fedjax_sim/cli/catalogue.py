@@ -44,7 +44,7 @@ PLAIN = (
     "momentum of the clients' SGD (0.9 for other methods); the default --lr is then ten times the "
     "data set's",
 )
-"""The default momentum of a method that :func:`fedjax_sim.base.plain_sgd` marks."""
+"""The default momentum of a method that ``plain_sgd`` marks."""
 
 BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
 HEAD = """\
@@ -103,7 +103,7 @@ class Method(NamedTuple):
         """Authors and year.
 
         >>> [m.paper for m in catalogue() if m.name in ("phase_shift", "fedyogi", "robust")]
-        ['Cornelis 2022', 'Reddi et al. 2021', 'Yin et al. 2018']
+        ['Reddi et al. 2021', 'Cornelis 2022', 'Yin et al. 2018']
         """
         source = re.sub(r" ?<[^<>]*>", "", self.source)
         authors, *_ = re.split(r",? [\"(\d]", source, maxsplit=1)

@@ -72,7 +72,7 @@ MOMENTUM = 0.9
 def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
     """Returns a method's own defaults of local training.
 
-    The clients of a method that :func:`fedjax_sim.base.plain_sgd` marks have no momentum. A default
+    The clients of a method that ``plain_sgd`` marks have no momentum. A default
     learning rate is then raised, so that steps stay as long.
 
     Args:

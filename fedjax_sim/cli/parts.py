@@ -43,7 +43,6 @@ MODULES = {
     "mixup": "client.mixup",
     "augment": "client.augment",
     "leaves": "models.leaves",
-    "clustering": "clustering",
     "privacy": "privacy",
     "attacks": "attacks",
 }
@@ -90,12 +89,7 @@ def public_names() -> dict[Any, str]:
     >>> public_names()[mediators]
     'selection.mediators'
     """
-    found: dict[Any, str] = {}
-    for module, path in MODULES.items():
-        for name, value in _parts_in(module):
-            if value not in found or value.__module__.startswith(f"fedjax_sim.{path}"):
-                found[value] = f"{module}.{name}"
-    return found
+    return {value: f"{module}.{name}" for module in MODULES for name, value in _parts_in(module)}
 
 
 def checked(role: str, text: str) -> str:
@@ -164,14 +158,11 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
 
 
 def _parts_in(module: str) -> Iterator[tuple[str, Any]]:
-    """Yields the functions and classes of a module that users may name."""
+    """Yields the functions and classes that a module promises, by their names."""
     found = importlib.import_module(f"fedjax_sim.{MODULES[module]}")
-    listed = getattr(found, "__all__", ())
-    for name, value in vars(found).items():
-        own = getattr(value, "__module__", None) or ""
-        ours = name in listed or own.startswith(found.__name__)
-        if ours and callable(value) and name.islower() and not name.startswith("_"):
-            yield name, value
+    for name in found.__all__:
+        if name.islower():
+            yield name, getattr(found, name)
 
 
 def _module_of(role: str) -> str:

@@ -13,6 +13,8 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import random_minibatch
 from fedjax_sim.engine.streams import Step, stream
 
+__all__ = ["after_a_step", "moreau_envelope"]
+
 
 class after_a_step(ObjectiveWrapper):
     r"""The loss after one more step, whose gradient is Per-FedAvg's.

@@ -15,15 +15,12 @@ from fedjax_sim.client.motions import (
     Motion,
     flip,
     perspective,
-    resampled,
     rotation,
     warped,
 )
 from fedjax_sim.engine import tree
 
 __all__ = [
-    "Change",
-    "Motion",
     "altered",
     "altered_copies",
     "colour_jitter",
@@ -33,7 +30,6 @@ __all__ = [
     "greyscale",
     "noise",
     "perspective",
-    "resampled",
     "rotation",
     "sometimes",
     "warped",

@@ -26,8 +26,6 @@ from fedjax_sim.engine.matching import dual_server
 from fedjax_sim.engine.needs import MIRROR
 
 __all__ = [
-    "Mu",
-    "Option",
     "adaptive_proximal",
     "client_momentum",
     "dynamic",
@@ -104,7 +102,7 @@ class adaptive_proximal(Correction):
 
     L_t is the mean training loss, without the term, over all samples that the round's cohort
     visited. The count of falls restarts after μ has decreased, and after a round in which the loss
-    did not fall. The server keeps :class:`Mu`.
+    did not fall. The server keeps ``Mu``.
 
     Args:
         start: μ of the first round; the paper takes 0 on skewed data, where μ should have to rise,

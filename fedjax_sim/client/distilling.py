@@ -86,7 +86,7 @@ class past_models(Shared):
     .. math:: \bar w_t = \frac{1}{\min(M, t + 1)} \sum_{i = 0}^{\min(M, t + 1) - 1} w_{t-i}
 
     Every download has the size of two models; clients send nothing for it. Running statistics
-    (BatchNorm) are averaged like weights. The state is :class:`PastModels`.
+    (BatchNorm) are averaged like weights. The state is ``PastModels``.
 
     Args:
         buffer: M; the server keeps that many models, and their mean.

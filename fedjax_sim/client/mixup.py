@@ -29,6 +29,8 @@ from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 
+__all__ = ["mixed_objective", "peer_means"]
+
 
 class Peer(NamedTuple):
     r"""The mean of some samples of another client, with their labels.
@@ -111,7 +113,7 @@ class mixed_objective(ObjectiveWrapper):
     averaged over the minibatch, with the derivative of :math:`\ell(f(x), y)` at
     :math:`(1-\lambda)x`. The last term is a directional derivative: its gradient costs a
     forward-mode pass over one gradient of the objective. Flower's baseline divides the last term
-    by the batch size once more, and multiplies it by 1 - λ. Minibatches need a :class:`Peer`.
+    by the batch size once more, and multiplies it by 1 - λ. Minibatches need a ``Peer``.
     Inputs become float32, in the units of x: raw pixels are scaled by 1 - λ before the model
     standardises them.
 

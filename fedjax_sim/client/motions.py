@@ -92,7 +92,7 @@ class warped(Part):
 
 
 def resampled(images: Array, matrices: Array) -> Array:
-    """Interpolates each image bilinearly at the points of its matrix (see :data:`Motion`).
+    """Interpolates each image bilinearly at the points of its matrix (see ``Motion``).
 
     Args:
         images: ``f32[B, H, W, C]``.

@@ -25,6 +25,8 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.losses import cross_entropy, masked_mean
 
+__all__ = ["empirical_risk"]
+
 
 class Adjust(Protocol):
     """Adjusts the logits in training, by what the client knows."""

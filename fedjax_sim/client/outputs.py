@@ -64,7 +64,7 @@ class class_outputs(Shared):
     f are the logits, without dropout, of the model that client k has just trained, and σ is the
     softmax. (The paper averages over an epoch, during which the model still changes.) The
     composition's aggregator averages each class: a robust one guards it. The state is
-    :class:`Outputs`: 4 M (M + 1) bytes down, 4 M² up.
+    ``Outputs``: 4 M (M + 1) bytes down, 4 M² up.
 
     Args:
         model: the model that trains.
@@ -107,7 +107,7 @@ class class_outputs(Shared):
 class own_outputs(Memory):
     """The outputs that the client sent itself, to be subtracted from the cohort's mean.
 
-    Each client keeps :class:`OwnOutputs`, 4 M² + 4 bytes.
+    Each client keeps ``OwnOutputs``, 4 M² + 4 bytes.
 
     Args:
         model: the model that trains.

@@ -51,7 +51,7 @@ class prototypes(Shared):
     dropout, and n_{k,j} the number of the client's samples of class j. A class that no client of a
     cohort has keeps its last mean. The composition's aggregator averages each class: a robust one
     guards it. The authors' clients send the means of the features of their last epoch, during which
-    the model still changed. The state is :class:`Prototypes`, of 4 M (D + 1) bytes in either
+    the model still changed. The state is ``Prototypes``, of 4 M (D + 1) bytes in either
     direction.
 
     Args:

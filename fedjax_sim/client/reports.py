@@ -28,6 +28,8 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.streams import Client, stream
 
+__all__ = ["accuracy", "mean_loss", "squared_gradient"]
+
 Kind = Literal["minibatch", "sample"]
 Score = Callable[[Variables, ClientView], Array]
 """``(variables, client) -> f32[]``, a number of one client at a model."""

@@ -18,37 +18,29 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.client.distilling import (
-    PastModels,
     not_true_distillation,
     past_models,
     teacher_distillation,
 )
 from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.client.objective import ObjectiveWrapper, remade
+from fedjax_sim.client.objective import ObjectiveWrapper
+from fedjax_sim.client.objective import remade as remade
 from fedjax_sim.client.outputs import (
-    Outputs,
-    OwnOutputs,
     class_outputs,
     near_outputs,
     own_outputs,
 )
-from fedjax_sim.client.prototypes import Prototypes, near_prototypes, prototypes
+from fedjax_sim.client.prototypes import near_prototypes, prototypes
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.needs import ALL_TRAVELS, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
 from fedjax_sim.models.heads import features_of
 
 __all__ = [
-    "RARE",
-    "Outputs",
-    "OwnOutputs",
-    "PastModels",
-    "Prototypes",
     "balanced",
     "calibration",
     "class_outputs",
     "estimated_sharpness",
-    "label_counts",
     "last_model",
     "last_received",
     "model_contrast",
@@ -58,7 +50,6 @@ __all__ = [
     "own_outputs",
     "past_models",
     "prototypes",
-    "remade",
     "sharpness_aware",
     "teacher_distillation",
 ]

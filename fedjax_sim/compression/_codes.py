@@ -46,7 +46,7 @@ class ternary(_Sparse):
               \mu = \frac1k \sum_{i \in K} |x_i|, \quad k = \max(1, \operatorname{round}(p n))
 
     with K the k entries of largest magnitude, the first ones among equals. A message is the k
-    positions, Golomb-coded (:func:`position_bits`), k signs and μ in 32 bits.
+    positions, Golomb-coded (``position_bits``), k signs and μ in 32 bits.
 
     Args:
         sparsity: p, the fraction of an update's entries that is sent.

@@ -80,7 +80,7 @@ def eicu(
 
 
 def eicu_demo(data_dir: DataDir = None, *, min_admissions: int = 10) -> Dataset:
-    """Loads the open demo of eICU from ``eicu_demo/``, see :func:`fedjax_sim.data.eicu`.
+    """Loads the open demo of eICU from ``eicu_demo/``, see ``eicu``.
 
     Its largest hospital has 18 stays with a result.
     """

@@ -75,7 +75,7 @@ def augmentation_level(counts: ArrayLike, emd: float) -> float:
 def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
     """Copies samples of rare classes until each client is at or below a target EMD (FedAug).
 
-    Classes below L (see :func:`fedjax_sim.data.augmentation_level`) are raised to L, rounded;
+    Classes below L (see ``augmentation_level``) are raised to L, rounded;
     within a class, samples are copied equally often, up to one. A class without a sample at the
     client cannot be raised: it is reported as missing, and the client's EMD stays above the target.
 
@@ -85,8 +85,9 @@ def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
         emd: EMD*, the target, at least 0.
 
     Returns:
-        Partition, levels and missing classes. Add transforms of :mod:`fedjax_sim.augment` to the
-        local update, as unaltered copies are useless.
+        ``partition``, with the copies; ``level f64[N]``, L of each client, 0 if it needs no copies;
+        ``missing bool[N, M]``, classes to raise without a sample at the client. Add transforms of
+        :mod:`fedjax_sim.augment` to the local update, as unaltered copies are useless.
 
     Raises:
         ValueError: if emd or a label is negative.

@@ -48,7 +48,8 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
         seed: random seed of the order.
 
     Returns:
-        F folds.
+        F folds; ``train``, ``validation`` and ``test`` of each are ascending client numbers,
+        ``int64``.
 
     Raises:
         ValueError: if there are fewer than 3 folds, or no client would be left to train.

@@ -68,8 +68,8 @@ def shakespeare_tokens(
     -1 in y. The 1,153 roles have 53,797 samples, 22 MB.
 
     Args:
-        data_dir: as for :func:`fedjax_sim.data.shakespeare`.
-        roles: number of roles, drawn at random as in :func:`fedjax_sim.data.shakespeare`; None for
+        data_dir: as for ``shakespeare``.
+        roles: number of roles, drawn at random as in ``shakespeare``; None for
             all.
         seed: random seed.
 
@@ -102,7 +102,7 @@ def _read_plays(data_dir: DataDir) -> dict[str, str]:
 def tiny_shakespeare(data_dir: DataDir = None) -> Dataset:
     """Loads next-character prediction on the 1.1 million characters of TFDS's tiny_shakespeare.
 
-    Samples are as in :func:`fedjax_sim.data.shakespeare` with all roles, but roles are names only:
+    Samples are as in ``shakespeare`` with all roles, but roles are names only:
     "First Citizen" is one client in two plays.
 
     Args:
@@ -118,7 +118,7 @@ def tiny_shakespeare(data_dir: DataDir = None) -> Dataset:
 
 
 def tiny_shakespeare_tokens(data_dir: DataDir = None) -> Dataset:
-    """Loads tiny_shakespeare by role like :func:`fedjax_sim.data.shakespeare_tokens`.
+    """Loads tiny_shakespeare by role like ``shakespeare_tokens``.
 
     Args:
         data_dir: as for :func:`fedjax_sim.data.load_dataset`.

@@ -18,6 +18,8 @@ from fedjax_sim.base import Array, PyTree, concrete
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Step, stream
 
+__all__ = ["adagrad", "adam", "gradient_noise", "project_l2_ball", "yogi"]
+
 EXTRA_ARGUMENTS = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
 """Extra arguments that a local update passes to an optimiser's ``update``, by optax's names."""
 

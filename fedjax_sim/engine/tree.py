@@ -15,6 +15,19 @@ from fedjax_sim.engine import order
 from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.vmapped import everywhere
 
+__all__ = [
+    "add",
+    "expand",
+    "interpolate",
+    "mean",
+    "norm",
+    "norms",
+    "row_sum",
+    "scale",
+    "subtract",
+    "sum_of",
+]
+
 
 def expand(v: Array, like: Array) -> Array:
     """Appends axes to ``v [S]`` until it broadcasts against ``like [S, *p]``."""

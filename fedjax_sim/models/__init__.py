@@ -40,8 +40,6 @@ SCALES_ITSELF = frozenset({"mobilenet_v2"})
 
 __all__ = [
     "MODELS",
-    "SCALES_ITSELF",
-    "Model",
     "cifar_cnn",
     "fashion_cnn",
     "ffn",

@@ -9,6 +9,8 @@ import jax
 
 from fedjax_sim.base import Leaves, Model, Part, Variables
 
+__all__ = ["all_but", "head", "named", "strided"]
+
 
 class named(Part):
     """The leaves of some layers.

@@ -34,7 +34,7 @@ def client_kls(table: ArrayLike) -> NDArray[np.float64]:
 
     .. math:: KL_k = \sum_y p_k(y) \ln \frac{p_k(y)}{p(y)}
 
-    in nats, ``f64[N]``, at least 0 and finite; for a table as in :func:`client_emds`.
+    in nats, ``f64[N]``, at least 0 and finite; for a table as in ``client_emds``.
 
     Source: Cornelis 2022 <cornelis2022federated>, eq. 3.2, which prints the fraction inverted and
     thus the opposite sign.
@@ -52,7 +52,7 @@ def client_jsds(table: ArrayLike) -> NDArray[np.float64]:
     .. math:: JSD_k = \tfrac12 KL(p_k \Vert m_k) + \tfrac12 KL(p \Vert m_k), \qquad
               m_k = \tfrac12 (p_k + p)
 
-    in nats, ``f64[N]``, in 0 … ln 2; for a table as in :func:`client_emds`.
+    in nats, ``f64[N]``, in 0 … ln 2; for a table as in ``client_emds``.
 
     Example:
         >>> client_jsds([[1, 1], [3, 3]]).tolist()
@@ -68,7 +68,7 @@ def emd(table: ArrayLike) -> float:
 
     .. math:: EMD = \sum_k \frac{n_k}{\sum_l n_l} \sum_y \lvert p_k(y) - p(y) \rvert
 
-    in 0 … 2; for a table as in :func:`client_emds`.
+    in 0 … 2; for a table as in ``client_emds``.
 
     Source: Zhao, Li, Lai, Suda, Civin, Chandra 2018 <https://arxiv.org/abs/1806.00582>; Cornelis
     2022 <cornelis2022federated>, eq. 3.3.
@@ -81,7 +81,7 @@ def emd(table: ArrayLike) -> float:
 
 
 def kl(table: ArrayLike) -> float:
-    r"""Computes the mean of :func:`client_kls` weighted by samples.
+    r"""Computes the mean of ``client_kls`` weighted by samples.
 
     .. math:: KL = \sum_k \frac{n_k}{\sum_l n_l} \sum_y p_k(y) \ln \frac{p_k(y)}{p(y)}
 
@@ -97,7 +97,7 @@ def kl(table: ArrayLike) -> float:
 
 
 def jsd(table: ArrayLike) -> float:
-    r"""Computes the mean of :func:`client_jsds` weighted by samples.
+    r"""Computes the mean of ``client_jsds`` weighted by samples.
 
     .. math:: JSD = \sum_k \frac{n_k}{\sum_l n_l} JSD_k
 
@@ -111,7 +111,7 @@ def jsd(table: ArrayLike) -> float:
 
 
 def c_score(table: ArrayLike) -> float:
-    r"""Computes the class imbalance score, the unweighted mean of :func:`client_emds`.
+    r"""Computes the class imbalance score, the unweighted mean of ``client_emds``.
 
     .. math:: C = \frac1N \sum_k \sum_y \lvert p_k(y) - p(y) \rvert
 

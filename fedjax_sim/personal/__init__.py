@@ -9,3 +9,13 @@ from fedjax_sim.personal._models import interpolated as interpolated
 from fedjax_sim.personal._models import stored as stored
 from fedjax_sim.personal._starts import adaptive_start as adaptive_start
 from fedjax_sim.personal._starts import adaptively_mixed as adaptively_mixed
+
+__all__ = [
+    "accompanied",
+    "adaptively_mixed",
+    "added",
+    "as_received",
+    "fine_tuned",
+    "interpolated",
+    "stored",
+]

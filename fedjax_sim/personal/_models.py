@@ -62,7 +62,7 @@ class fine_tuned(Part):
 
 
 class Stored(NamedTuple):
-    """A client's state of :class:`ditto`.
+    """A client's state of :class:`fedjax_sim.local.ditto`.
 
     Attributes:
         own: v_k.
@@ -151,7 +151,7 @@ class ditto(Wrapper):
 
 
 class stored(Part):
-    """The personal model of :func:`ditto`, as the client's last visit left it."""
+    """The personal model of :class:`fedjax_sim.local.ditto`, as the client's last visit left it."""
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -41,7 +41,7 @@ NO_SETTINGS = dict.fromkeys(
 
 
 class Mixed(NamedTuple):
-    """A client's state of :class:`adaptive_start`.
+    """A client's state of :class:`fedjax_sim.local.adaptive_start`.
 
     Attributes:
         own: θ_k, the mixed leaves at the end of its last visit; None for the other leaves.
@@ -127,12 +127,13 @@ class adaptive_start(Wrapper):
 
 
 class adaptively_mixed(Part):
-    """The model from which a client of :func:`adaptive_start` would start now; no state is kept.
+    """The model from which FedALA would start now, :class:`fedjax_sim.local.adaptive_start`.
 
     The whole model must travel.
 
     Args:
-        local: the local update given to :func:`adaptive_start`, as are the other arguments.
+        local: the local update given to :class:`fedjax_sim.local.adaptive_start`, as are the other
+            arguments.
         objective: F_b of the shares.
         leaves: the leaves that are mixed.
         mix_lr: η_W.

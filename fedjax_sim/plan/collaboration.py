@@ -55,7 +55,7 @@ class learned(LearnedRedistribution):
     weight has one optimal value, and pairs that share no client can be optimised at the same time.
 
     It needs a flight without a server, slots that keep their clients, equal weighting, and
-    clients that report ``final_loss`` (:func:`fedjax_sim.reports.with_final_loss`).
+    clients that report ``final_loss`` (:func:`fedjax_sim.local.with_final_loss`).
 
     Args:
         mu_1: μ₁, the weight of distances between models.

@@ -15,6 +15,8 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
+__all__ = ["everything", "fragments", "nothing", "split"]
+
 IN_TURN = (
     ONE_MODEL,
     NOTHING_SHARED,

@@ -33,6 +33,17 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 
+__all__ = [
+    "buffered",
+    "delayed",
+    "drift_correction",
+    "every_round",
+    "periodic",
+    "permanent",
+    "serverless",
+    "staggered",
+]
+
 
 class every_round(Flight):
     """Collects all models in every round (FedAvg).

@@ -61,7 +61,7 @@ class guided(ByClock):
     :math:`\epsilon_R = \max(\epsilon \delta^R, \epsilon_{\min})`. T is a quantile of the seconds of
     the visited clients. Every W rounds its share is raised by Δ if the utility of the last W rounds
     is less than that of the W rounds before. Only clients that are awake are drawn. A round reads
-    all N clients. Clients must report ``utility`` (:func:`fedjax_sim.reports.with_utility`).
+    all N clients. Clients must report ``utility`` (:func:`fedjax_sim.local.with_utility`).
 
     Args:
         explore: ε.

@@ -20,12 +20,12 @@ class Gather(NamedTuple):
     source: Array
 
     def take(self, slots: Slots, order: Array) -> Slots:
-        """See :class:`fedjax_sim.base.Moves`."""
+        """Returns the slots ``order int32[P]`` after the move; any row for S and above."""
         moved: Slots = tree.take(slots, self.source[order])
         return moved
 
     def received(self) -> Array:
-        """See :class:`fedjax_sim.base.Moves`."""
+        """Returns the number of models that each slot receives from others, ``int32[S]``."""
         by_slot = jnp.arange(len(self.source), dtype=jnp.int32)
         return (self.source != by_slot).astype(jnp.int32)
 
@@ -44,13 +44,13 @@ class Mixing(NamedTuple):
     seen: Array | None = None
 
     def take(self, slots: Slots, order: Array) -> Slots:
-        """See :class:`fedjax_sim.base.Moves`."""
+        """Returns the slots ``order int32[P]`` after the move; any row for S and above."""
         models, weights = tree.mix(self.matrix, (slots.variables, slots.weight))
         moved: Slots = tree.take(slots._replace(variables=models, weight=weights), order)
         return moved
 
     def received(self) -> Array:
-        """See :class:`fedjax_sim.base.Moves`."""
+        """Returns the number of models that each slot receives from others, ``int32[S]``."""
         got = self.matrix != 0
         if self.seen is not None:
             got = got | self.seen

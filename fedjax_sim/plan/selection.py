@@ -139,7 +139,7 @@ class importance(Selection):
     Gumbel :math:`G_k`: in that order they are distributed exactly like m clients drawn one after
     another, each with probability proportional to p among the remaining ones. A client with p = 0
     is drawn only if no other remains. The clients must report ``importance``
-    (:func:`fedjax_sim.reports.with_importance`). The state is p, ``f32[N]``.
+    (:func:`fedjax_sim.local.with_importance`). The state is p, ``f32[N]``.
 
     Args:
         score: ``(variables, client) -> f32[]``, q of a client at a model, at least 0

@@ -31,8 +31,9 @@ def epsilon(
 ) -> float:
     """Computes ε of (ε, δ) client-level differential privacy if all server models are published.
 
-    It holds if only updates leave the clients, see :func:`gaussian_mechanism`;
-    :meth:`fedjax_sim.Algorithm.epsilon` also checks this.
+    It holds if only updates leave the clients, see
+    :class:`fedjax_sim.preaggregation.gaussian_mechanism`; :meth:`fedjax_sim.Algorithm.epsilon` also
+    checks this.
 
     "poisson": neighbours differ in the presence of one client, with sensitivity C; computed from
     the privacy loss distribution of the truncated Poisson-subsampled Gaussian mechanism (tight up
@@ -49,7 +50,7 @@ def epsilon(
         rounds: T.
         delta: δ; must be below 1/N to be meaningful.
         sampling: how clients take part, see :data:`fedjax_sim.base.Participation`.
-        slots: the maximum size of a Poisson cohort; None: :func:`slots_for` m.
+        slots: the maximum size of a Poisson cohort; None: ``slots_for`` m.
 
     Returns:
         ε.

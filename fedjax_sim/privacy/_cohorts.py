@@ -14,7 +14,7 @@ OVERFLOW = 1e-6
 class poisson(Selection):
     """Poisson sampling: each client joins each round independently with probability q = m/N.
 
-    Clients beyond the number of slots are dropped at random; see :func:`slots_for`. No model may
+    Clients beyond the number of slots are dropped at random; see ``slots_for``. No model may
     outlive a round.
 
     Args:
@@ -59,7 +59,7 @@ class poisson(Selection):
 class shuffled(Selection):
     """Epochs of ⌊N/m⌋ rounds, each with the clients in a new random order, none of them twice.
 
-    The N mod m clients at the end of an order sit the epoch out; :func:`epoch_rounds` is the length
+    The N mod m clients at the end of an order sit the epoch out; ``epoch_rounds`` is the length
     of an epoch. No model may outlive a round. The state is the order and the round in its epoch.
 
     Raises:

@@ -146,7 +146,7 @@ class banded_mechanism(_Correlated):
     Args:
         clip: C; updates with a larger L2 norm are scaled down to it.
         noise_multiplier: z, the standard deviation of ξ divided by C. A client affects up to b of
-            them: with the same z, more bands cost more ε, see :func:`banded_epsilon`.
+            them: with the same z, more bands cost more ε, see ``banded_epsilon``.
         clients_per_round: m, the size of the cohort.
         bands: b.
 

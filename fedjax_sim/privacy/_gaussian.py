@@ -76,7 +76,8 @@ class adaptive_mechanism(gaussian_mechanism):
     .. math:: z_\Delta = \bigl(z^{-2} - (2 \sigma_b)^{-2}\bigr)^{-1/2}
 
     times C, so that both queries together are as private as one Gaussian mechanism with noise
-    multiplier z: :func:`epsilon` of z holds. Everything else is as in :func:`gaussian_mechanism`.
+    multiplier z: :func:`fedjax_sim.privacy.epsilon` of z holds. Everything else is as in
+    :func:`gaussian_mechanism`.
     The state is C, ``f32[]``.
 
     Args:

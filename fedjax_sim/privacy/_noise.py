@@ -15,7 +15,8 @@ class noise(Sending):
     .. math:: \Delta_k \leftarrow \Delta_k + N(0, \sigma^2 I)
 
     With :func:`fedjax_sim.sending.clip_norm` before it, a client's message is noisy even for the
-    server; :func:`epsilon` is about the server's noise and does not cover this noise.
+    server; :func:`fedjax_sim.privacy.epsilon` is about the server's noise and does not cover this
+    noise.
 
     Args:
         sigma: σ.

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 from fedjax_sim.clustering import dynamic, ifca
 from fedjax_sim.engine import tree
 
-__all__ = ["Past", "dynamic", "ifca", "latest", "stale"]
+__all__ = ["dynamic", "ifca", "latest", "stale"]
 
 
 class latest(Broadcast):

@@ -29,6 +29,8 @@ from fedjax_sim.models import leaves
 from fedjax_sim.models.heads import features_of, kernel_of
 from fedjax_sim.tasks.losses import cross_entropy
 
+__all__ = ["calibrated"]
+
 AT_ONCE = 64  # samples of a client whose features are computed together
 SERVER_EVALUATED = Need(
     "flight",

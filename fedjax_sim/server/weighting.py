@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array
 
+__all__ = ["by_samples", "by_samples_visited", "equal"]
+
 
 def by_samples(samples: Array, samples_visited: Array) -> Array:
     """Returns n_k of the client visited last (FedAvg).

@@ -27,7 +27,6 @@ AGGREGATORS: Mapping[str, Aggregator] = MappingProxyType(
 """The aggregators by name, with default settings."""
 
 __all__ = [
-    "AGGREGATORS",
     "caf",
     "coordinate_median",
     "geometric_median",

@@ -8,7 +8,8 @@ from fedjax_sim.privacy import (
     gaussian_mechanism,
     tree_mechanism,
 )
-from fedjax_sim.server.preaggregation._discrepancy import Discrepancy, discrepancy
+from fedjax_sim.server.preaggregation._discrepancy import Discrepancy as Discrepancy
+from fedjax_sim.server.preaggregation._discrepancy import discrepancy
 from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
 from fedjax_sim.server.preaggregation._nova import normalise
@@ -16,7 +17,6 @@ from fedjax_sim.server.preaggregation._root import suspicion, trust
 from fedjax_sim.server.preaggregation._staleness import discounted, staleness
 
 __all__ = [
-    "Discrepancy",
     "adaptive_mechanism",
     "agnostic",
     "banded_mechanism",

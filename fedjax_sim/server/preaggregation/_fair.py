@@ -36,7 +36,7 @@ class q_fair(PreAggregation):
     where a_k are the input weights, 1 in the paper. With momentum ρ a client moves
     :math:`1 / (1 - \rho)` times as far for the same gradients, so that its η is
     :math:`\eta / (1 - \rho)`. The updates are scaled so that their mean is this step. The clients
-    must report :math:`F_k(w)` (:func:`fedjax_sim.reports.with_initial_loss`); a loss below 1e-10
+    must report :math:`F_k(w)` (:func:`fedjax_sim.local.with_initial_loss`); a loss below 1e-10
     counts as 1e-10. The state (BatchNorm statistics) is averaged unscaled.
 
     Args:
@@ -100,7 +100,7 @@ class agnostic(PreAggregation):
     projection; the gradient is :math:`F_k(w)` for the clients that trained and 0 for the others. A
     round uses the λ from before it, as in the paper. If λ is 0 for the whole cohort, the model is
     unchanged. The clients must report :math:`F_k(w)`
-    (:func:`fedjax_sim.reports.with_initial_loss`). The state is λ, ``f32[N]``.
+    (:func:`fedjax_sim.local.with_initial_loss`). The state is λ, ``f32[N]``.
 
     Args:
         step: γ, the step size of λ per unit of loss; 0 weights clients equally.
