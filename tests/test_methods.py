@@ -836,7 +836,7 @@ def test_a_command_asks_for_what_it_must_be_given(name: str) -> None:
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[1] / "docs" / "algorithms.md"
     assert page.read_text(encoding="utf-8") == catalogue.page(), (
-        "python -m fedjax_sim.cli.catalogue > docs/algorithms.md"
+        "python docs/algorithms.py > docs/algorithms.md"
     )
 
 

@@ -1,6 +1,6 @@
 """The named methods as a list and as a page: ``--list`` of the command, ``docs/algorithms.md``.
 
-``python -m fedjax_sim.cli.catalogue`` prints the page. Everything in it comes from the methods
+``python docs/algorithms.py`` prints the page. Everything in it comes from the methods
 themselves: their docstrings, their parameters, and the parts of the algorithms that they make.
 """
 
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli.commands import enter
 from fedjax_sim.cli.composition import Part, parts_of
 from fedjax_sim.cli.flags import documented, flag
 
@@ -50,7 +49,7 @@ BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
 HEAD = """\
 # Methods
 
-Generated from the docstrings by `python -m fedjax_sim.cli.catalogue > docs/algorithms.md`.
+Generated from the docstrings by `python docs/algorithms.py > docs/algorithms.md`.
 
 There are N clients. In each round, a cohort U of m clients (`--clients-per-round`) trains: client
 k, with n_k samples of M classes, receives the server model w and trains it to w_k in T_k minibatch
@@ -293,13 +292,3 @@ def _markdown(text: str) -> str:
         block = re.sub(r"<(\w+)>", rf"([\1]({BIBLIOGRAPHY}))", block)  # a tag to Markdown
         out.append(block.replace("``", "`"))
     return "\n\n".join(out)
-
-
-def main() -> int:
-    """Prints the page."""
-    print(page(), end="")
-    return 0
-
-
-if __name__ == "__main__":
-    enter(main)
