@@ -288,6 +288,14 @@ def test_the_house_is_described() -> None:
             assert f"`{path.stem}`" in text, path.stem
 
 
+def test_a_release_has_one_number_and_one_date() -> None:
+    """The package, CITATION.cff and the newest heading of CHANGELOG.md."""
+    number, day = re.findall(r"^## ([\d.]+) \((.+)\)$", text_of("CHANGELOG.md"), re.MULTILINE)[0]
+    cited = dict(re.findall(r"^([\w-]+): (.+)$", text_of("CITATION.cff"), re.MULTILINE))
+    assert (number, day) == (fs.__version__, cited["date-released"])
+    assert cited["version"] == number
+
+
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
