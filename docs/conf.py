@@ -21,7 +21,14 @@ author = "The fedjax_sim maintainers"
 copyright = author
 version = release = fedjax_sim.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "api"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "api",
+    "formulas",
+]
 root_doc = "docs/index"
 include_patterns = [
     "CHANGELOG.md",
@@ -40,6 +47,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_additional_pages = {"index": "redirect.html"}
 html_copy_source = False
+html_math_renderer = "mathml"
 
 myst_enable_extensions = ["amsmath", "dollarmath"]
 myst_heading_anchors = 3

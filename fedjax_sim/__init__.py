@@ -77,7 +77,7 @@ from fedjax_sim.server import (
     weighting,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ALGORITHMS",

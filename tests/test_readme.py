@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,10 +30,12 @@ from fedjax_sim.base import Gathered
 ROOT = Path(__file__).parents[1]
 AT = {"client": 0.02, "server": 1.0}
 METHODS, RUNS = "docs/guide/methods.md", "docs/guide/runs.md"
+CHOOSING, COMING_FROM, FAQ = "docs/guide/choosing.md", "docs/guide/coming_from.md", "docs/faq.md"
+ARTIFACT = "docs/artifact/README.md"
 PAGES = [
     "README.md", "CONTRIBUTING.md", "docs/devices.md", "docs/glossary.md", "docs/releasing.md",
     METHODS, RUNS, "docs/guide/data.md", "docs/guide/command.md", "docs/recipes.md",
-    "docs/architecture.md",
+    "docs/architecture.md", CHOOSING, COMING_FROM, FAQ, ARTIFACT,
 ]  # fmt: skip
 
 
@@ -109,6 +112,58 @@ def test_the_examples_train_and_show_their_parts(
         wanted = (ends[0] - ends[1]) / (0.02 * AT[name])
         # Kinks of the network lie between the ends; tests/test_differentiable.py is exact.
         np.testing.assert_allclose(slope, wanted, rtol=0.1)
+
+
+@pytest.mark.slow
+def test_programs_in_the_style_of_other_simulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hand-written proximal term is the package's; a median, FedAdam and noise learn."""
+    monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
+    scope: dict[str, Any] = {}
+    with jax.numpy_dtype_promotion("standard"):  # optax's Adam promotes
+        for block in python_blocks(COMING_FROM):
+            exec(block.replace("rounds=20, classes", "rounds=5, classes"), scope)
+    assert int(scope["state"].round) == 2
+    assert all(scope[name].accuracy[-1, 0] > 0.3 for name in ("flower", "fedjax", "pfl"))
+    fedprox = fs.algorithms.fedprox(scope["local"], clients_per_round=10, mu=0.1)
+    problem = (scope[name] for name in ("model", "data", "test"))
+    ours = fs.simulate(fedprox, *problem, rounds=5, classes=10)
+    assert_trees(scope["fluke"].variables, ours.variables, rtol=1e-6)
+
+
+SHOWN = re.findall(r"^\$ python -m fedjax_sim.bench (.*)\n(.*)$", text_of(FAQ), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "message"), SHOWN)
+def test_the_errors_are_those_that_users_meet(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main([*shlex.split(command), "--dry-run"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def commands(page: str) -> list[str]:
+    """The arguments of bench in a page's shell blocks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text_of(page), re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition("fedjax_sim.bench ")[2] for line in lines if "fedjax_sim.bench" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands(CHOOSING))
+def test_the_commands_compose(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*shlex.split(command), "--dry-run"]) == 0
+    assert "total steps" in capsys.readouterr().out
+
+
+def test_calls_of_methods_are_those_of_methods() -> None:
+    """Every name and setting in the sentences of docs/guide/choosing.md is one of a method."""
+    for name, settings in re.findall(r"`([a-z_]+)\((\w+=[^`]*)\)`", text_of(CHOOSING)):
+        made = inspect.signature(fs.ALGORITHMS[name]).parameters
+        for setting in re.findall(r"(\w+)=", settings):
+            assert setting in made or setting == "epochs", f"{name}({setting}=)"
+    words = set(re.findall(r"`([a-z_]+)`", text_of(CHOOSING)))
+    assert len(words & set(fs.ALGORITHMS)) > 35
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +360,14 @@ def test_the_house_is_described() -> None:
             assert f"`{path.name}/`" in text, path.name
         elif path.suffix == ".py" and path.stem != "__init__":
             assert f"`{path.stem}`" in text, path.stem
+
+
+def test_a_release_has_one_number_and_one_date() -> None:
+    """The package, CITATION.cff and the newest heading of CHANGELOG.md."""
+    number, day = re.findall(r"^## ([\d.]+) \((.+)\)$", text_of("CHANGELOG.md"), re.MULTILINE)[0]
+    cited = dict(re.findall(r"^([\w-]+): (.+)$", text_of("CITATION.cff"), re.MULTILINE))
+    assert (number, day) == (fs.__version__, cited["date-released"])
+    assert cited["version"] == number
 
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -129,7 +129,7 @@ def ozdayi(
 
     .. math:: v \leftarrow \beta v + \sum_{k \in U_t} p_k \Delta_k, \qquad
               w \leftarrow \mathrm{train}(w + \eta\,\eta_\theta \odot v,\, D_0), \qquad
-              \eta_{\theta,i} = \Bigl[\, \bigl| \textstyle\sum_k
+              \eta_{\theta,i} = \Bigl[\, \bigl| \sum_k
               \operatorname{sgn}(\Delta_k)_i \bigr| \ge \theta \,\Bigr]
 
     where :math:`p_k = n_k / \sum_j n_j` and :math:`\Delta_k = w_k - w`. The paper's fourth

@@ -140,7 +140,7 @@ def fedgkd(
     r"""FedGKD: distils the average of the last server models into the clients' models.
 
     .. math:: F_b(w) + \gamma \tau^2\, \mathrm{KL}\Bigl(\sigma\bigl(f(\bar w_t, x) / \tau\bigr)
-              \,\Big\|\, \sigma\bigl(f(w, x) / \tau\bigr)\Bigr), \qquad
+              \,\|\, \sigma\bigl(f(w, x) / \tau\bigr)\Bigr), \qquad
               \bar w_t = \frac1M \sum_{i=0}^{M-1} w_{t-i}
 
     where f are the logits and σ is the softmax; see :class:`fedjax_sim.terms.teacher_distillation`.

@@ -130,7 +130,7 @@ class past_models(Shared):
 class teacher_distillation(Part):
     r"""FedGKD's term: the client's outputs stay near those of a teacher, a past server model.
 
-    .. math:: \gamma \tau^2\, \mathrm{KL}\Bigl(\sigma\bigl(f(\bar w, x) / \tau\bigr) \,\Big\|\,
+    .. math:: \gamma \tau^2\, \mathrm{KL}\Bigl(\sigma\bigl(f(\bar w, x) / \tau\bigr) \,\|\,
               \sigma\bigl(f(w, x) / \tau\bigr)\Bigr)
 
     The teacher w̄ is the mean model of ``shared=past_models(...)``; without it, the received model.

@@ -181,7 +181,7 @@ def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
 def lanes_for(steps: NDArray[np.integer], tasks: int, devices: int) -> int:
     r"""Returns the number of lanes of a device with the least expected time of a round.
 
-    .. math:: \min_L E\Big[\max\Big(\frac{\sum_k T_k}{D L}, \max_k T_k\Big)\Big] (L + 2)
+    .. math:: \min_L E\Bigl[\max\Bigl(\frac{\sum_k T_k}{D L}, \max_k T_k\Bigr)\Bigr] (L + 2)
 
     The cost of a step of L lanes is assumed to be L + 2.
 

@@ -48,7 +48,7 @@ def tiles(length: int) -> int:
 def conv3x3(x: Array, kernel: Array, padding: Padding) -> Array:
     r"""Convolves with 3×3 kernels and stride 1 by F(4×4, 3×3).
 
-    .. math:: Y = A^\top \Big[\sum_c (G k_c G^\top) \odot (B^\top d_c B)\Big] A
+    .. math:: Y = A^\top \Bigl[\sum_c (G k_c G^\top) \odot (B^\top d_c B)\Bigr] A
 
     for each tile d of 6×6 inputs. The sum over channels is a matrix product at each of the 36
     positions, with 36 multiplications for the 16 outputs of a tile instead of 144. The other

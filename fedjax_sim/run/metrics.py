@@ -268,7 +268,7 @@ def client_accuracy(
 ) -> NDArray[np.float64]:
     r"""Returns each client's expected accuracy on new data with its label distribution.
 
-    .. math:: a_k = \sum_y p_k(y)\, a(y) \Big/ \sum_y p_k(y)
+    .. math:: a_k = \sum_y p_k(y)\, a(y) / \sum_y p_k(y)
 
     over the classes y in the test set, with a(y) the test accuracy on class y. Under label skew
     this is the accuracy that a client would see; it needs only the test set.

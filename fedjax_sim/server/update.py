@@ -117,7 +117,7 @@ class sign_agreement(Server):
     r"""Takes a server's step only where enough clients agree on the sign of the update.
 
     .. math:: w_{t+1} = w_t + \eta_\theta \odot \mathrm{step}, \qquad
-              \eta_{\theta,i} = \Bigl[\, \bigl| \textstyle\sum_k
+              \eta_{\theta,i} = \Bigl[\, \bigl| \sum_k
               \operatorname{sgn}(\Delta_k)_i \bigr| \ge \theta \,\Bigr]
 
     :math:`\eta_\theta` is a learning rate for each coordinate: the momentum of the wrapped server

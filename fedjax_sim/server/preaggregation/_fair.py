@@ -94,7 +94,7 @@ class agnostic(PreAggregation):
 
     .. math:: w \leftarrow \frac{\sum_k \lambda_k w_k}{\sum_k \lambda_k}, \qquad
               \lambda \leftarrow \Pi_\Delta \bigl( \lambda + \gamma \nabla_\lambda
-              \textstyle\sum_k \lambda_k F_k(w) \bigr)
+              \sum_k \lambda_k F_k(w) \bigr)
 
     over the cohort; λ lies on the simplex of all N clients and starts at 1/N. Π is the Euclidean
     projection; the gradient is :math:`F_k(w)` for the clients that trained and 0 for the others. A
