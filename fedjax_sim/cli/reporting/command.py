@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         help="the table of a paper, wide.tex and wide.csv: methods by the values of a setting, "
-        "with significant differences and average ranks (without SETTING: that of the study's "
+        "with significant differences and average ranks (without SETTING: from the study's "
         f"[table], or {SETTING}); stands after the folders",
     )
     return parser

@@ -205,7 +205,7 @@ def tuned(group: Group) -> Group | None:
 
 
 def by_series(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
-    """Returns the trials of each method; those of the clients' own models are apart."""
+    """Returns the trials by method; the clients' own models count as another method."""
     methods: dict[str, list[Trial]] = {}
     for trial in trials:
         methods.setdefault(trial.series, []).append(trial)

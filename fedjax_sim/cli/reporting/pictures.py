@@ -72,7 +72,7 @@ def styles_of(groups: Iterable[Group]) -> Styles:
 
 
 def by_method(group: Group, styles: Styles) -> Styles:
-    """Returns the styles of trials of which no two are of one method: those of the methods."""
+    """Returns the styles of a group's trials: the methods' colours if no method has two trials."""
     series = [trial.series for trial in group.trials]
     if len({*series}) < len(series):
         return styles

@@ -159,7 +159,7 @@ class Friedman(NamedTuple):
 
     Attributes:
         statistic: χ², with k - 1 degrees of freedom.
-        p: that of the χ² distribution.
+        p: by the χ² distribution.
     """
 
     statistic: float

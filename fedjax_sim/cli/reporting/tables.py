@@ -119,8 +119,8 @@ def placed(
     Args:
         texts: the cells.
         means: their numbers; NaN is not known.
-        shown: how the means are read, or their texts, of which the lowest is the best. Means with
-            the same text are equal.
+        shown: how the means are read, or their texts (then the lowest is the best). Means with the
+            same text are equal.
 
     >>> [type(cell).__name__ for cell in placed("abcd", [1, 2, 3, 1], Metric())]
     ['str', 'Second', 'Best', 'str']

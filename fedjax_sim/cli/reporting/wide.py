@@ -235,7 +235,7 @@ def wides(reading: Reading, setting: str, baseline: str | None = None) -> list[W
 
 
 def _settings(reading: Reading) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each run, those of a study as its file has them."""
+    """Returns the settings of each run; a cell's settings are as in the study file."""
     cells = {trial.run: trial.cell for trial in reading.trials}
     return {
         name: {k: v for k, v in run.settings.items() if k not in NO_SETTINGS} | {**cells[name]}
@@ -245,7 +245,7 @@ def _settings(reading: Reading) -> dict[str, dict[str, Any]]:
 
 
 def _distinguishing(reading: Reading, at: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the settings that set runs apart: those of the studies, or all that differ."""
+    """Returns the settings that set runs apart: a study's grid and cells, or all that differ."""
     cells = {trial.run: trial.cell for trial in reading.trials}
     if all(cells.values()):
         return [*dict.fromkeys(key for cell in cells.values() for key in cell)]

@@ -60,7 +60,7 @@ class Study(NamedTuple):
     """The contents of a study file.
 
     Attributes:
-        rows: the settings of each row of the table, of which the best is chosen.
+        rows: the settings of each row of the table; the best one is chosen.
         baseline: the row that the others are compared with.
         cells: one for each combination of the grid.
         across: the setting whose values are the columns of the table; None for a table with a line
