@@ -1647,7 +1647,7 @@ MUTANTS = [
     Mutant("cli/reporting/statistics.py", "np.maximum.accumulate(", "(", tests("statistics")),
     Mutant("cli/reporting/statistics.py", "(6 * problems)", "6", tests("statistics")),
     Mutant("cli/reporting/statistics.py", "else -scores", "else scores", tests("statistics")),
-    Mutant("cli/reporting/tables.py", "reverse=not lowest", "reverse=True", tests("study")),
+    Mutant("cli/reporting/tables.py", "reverse=not lowest", "reverse=True", tests("statistics")),
     Mutant("cli/reporting/wide.py", "best_of(ts) or ts[0]", "ts[0]", REPORT_OF_STUDY),
     Mutant(
         "cli/reporting/wide.py", "(row, column), 1.0) < LEVEL", "(row, column), 1.0) < 1", PAPER

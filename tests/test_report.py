@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import known
+from matplotlib.colors import to_hex
 from scipy import stats
 
 from fedjax_sim import bench
@@ -462,6 +463,22 @@ def test_a_heat_map_shows_the_scores(
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("rule", "mu")
 
 
+def test_a_diagram_of_ranks_shows_them(figures: list[Any], tmp_path: Path) -> None:
+    """Each method at its rank in its colour; bars join those that are closer than the distance."""
+    averages = {"c": 3.5, "a": 1.2, "b": 2.0, "d": 3.9}
+    styles = {name: line_style(i) for i, name in enumerate(averages)}
+    pictures.draw_ranks(averages, 1.0, tmp_path / "p.svg", "t", styles)
+    (axis,) = figures[0].axes
+    drawn = {
+        line.get_color(): line.get_xdata()[0] for line in axis.lines if len(line.get_xdata()) > 2
+    }
+    assert drawn == {styles[name]["color"]: rank for name, rank in averages.items()}
+    bars = [line.get_xdata() for line in axis.lines if line.get_linewidth() == 2.4]
+    np.testing.assert_allclose(bars, [[1.15, 2.05], [3.45, 3.95]])
+    texts = [text.get_text() for text in axis.texts]
+    assert texts[4:] == ["critical difference 1.00", "a (1.20)", "b (2.00)", "c (3.50)", "d (3.90)"]
+
+
 def test_histograms_are_of_all_clients_of_all_runs(
     make: Callable[..., Path], figures: list[Any]
 ) -> None:
@@ -473,8 +490,12 @@ def test_histograms_are_of_all_clients_of_all_runs(
     ]
     (run / "clients.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (group,) = grouped(read([run]).trials, None)
-    pictures.draw_histograms([*zip(group.labels, group.trials, strict=True)], run / "p.svg", "t")
+    shown = [*zip(group.labels, group.trials, strict=True)]
+    styles = {"a": line_style(1), "b": line_style(4)}
+    pictures.draw_histograms(shown, run / "p.svg", "t", styles)
     a, b = figures[0].axes
+    colours = [to_hex(axis.patches[0].get_facecolor()) for axis in (a, b)]
+    assert colours == [style["color"] for style in styles.values()]
     assert a.get_xlim() == b.get_xlim()
     heights = [[bar.get_height() for bar in axis.patches] for axis in (a, b)]
     assert (heights[0][0], heights[0][10], heights[0][-1]) == (0.25, 0.5, 0.25)

@@ -1,12 +1,14 @@
 """Tests of methods over runs and problems: equal to scipy's, and to closed forms."""
 
 from itertools import combinations
+from typing import Literal
 
 import numpy as np
 import pytest
 from conftest import known
 from scipy import stats
 
+from fedjax_sim.base import Metric
 from fedjax_sim.cli.reporting.statistics import (
     cliques,
     critical_difference,
@@ -15,6 +17,7 @@ from fedjax_sim.cli.reporting.statistics import (
     paired,
     ranks,
 )
+from fedjax_sim.cli.reporting.tables import Best, Second, placed
 
 TABLES = range(20)
 
@@ -82,3 +85,15 @@ def test_paired_tests_are_those_of_scipy(seed: int) -> None:
     p = paired(ours, theirs, folds=5).p
     assert known(p) == pytest.approx(2 * stats.t.sf(abs(t), n - 1))
     assert known(p) > stats.ttest_rel(ours, theirs).pvalue
+
+
+@pytest.mark.parametrize("best", ["highest", "lowest"])
+def test_the_best_and_the_second_best_are_marked(best: Literal["highest", "lowest"]) -> None:
+    """By the texts of their means: the first two are equal in four digits."""
+    means = [0.1, 0.1000001, 0.2, float("nan"), 0.3]
+    if best == "highest":
+        means = [1 - mean for mean in means]
+    kinds = [type(cell) for cell in placed("abcde", means, Metric(best=best))]
+    assert kinds == [Best, Best, Second, str, str]
+    assert [type(cell) for cell in placed("ab", means[1:3], Metric(best=best))] == [Best, str]
+    assert [type(cell) for cell in placed("a", means[:1], Metric(best=best))] == [str]
