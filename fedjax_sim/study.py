@@ -20,9 +20,6 @@ from fedjax_sim.cli.folder import versions, write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
-from fedjax_sim.cli.report import aligned
-from fedjax_sim.cli.reporting.compare import OF_FOLDS
-from fedjax_sim.cli.reporting.tables import Best, Table
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
@@ -99,8 +96,7 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     lacking = [name for name in mine if statuses[name] == 2]
     if len(mine) == len(study.cells) and found:
         rows = [row for name in mine for row in found.get(name, ())]
-        table = write_results(study, rows, asked.folder)
-        print(f"\n{_shown(table)}\n\n{_explained(rows)}\ntables: {asked.folder}")
+        print(f"\n{write_results(study, rows, asked.folder)}\ntables: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     elif not lacking:
         print(f"\n{counted(len(mine), 'cell')} of {len(study.cells)}: {asked.folder}")
@@ -160,6 +156,7 @@ def _open(study: Study, asked: Asked) -> Claim:
     told: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
+        **({} if study.across is None else {"columns": study.across}),
         "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
         "versions": versions(),
     }
@@ -199,27 +196,6 @@ def _show_plan(study: Study) -> None:
         print(f"  {row}: {counted(len(texts), 'setting')}{several * (len(texts) > 1)}")
     for cell in study.cells:
         print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
-
-
-def _shown(found: Table) -> str:
-    """The table for the terminal; * is the best."""
-    lines = [[cell + "*" * isinstance(cell, Best) for cell in row] for row in found.rows]
-    return aligned([found.head, *lines])
-
-
-def _explained(rows: Sequence[Row]) -> str:
-    runs = max(len(row.runs) for row in rows)
-    text = f"* best mean; mean ± standard deviation over {runs} runs"
-    if rows[0].validation is not None:
-        text += ", each at the round that is best on its validation set"
-    if own := dict.fromkeys(row.method for row in rows if row.own):
-        text += f"; scores of the clients' own models: {', '.join(own)}"
-    if any("fold" in run for row in rows for run in row.runs):
-        return f"{text}; p: {OF_FOLDS} of the runs' differences, two-sided"
-    text += "; p: Wilcoxon's signed-rank test of the runs' differences, two-sided"
-    if runs > 1:
-        text += f" (of {runs} runs at least {2 ** (1 - runs):.2g})"
-    return text
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ MEMORY = tests("client_memory")
 ORDER = tests("order")
 TRUST = tests("trust")
 REPORT_OF_STUDY = tests("report") + " -k=study"
+PAPER = tests("report") + " -k=paper"
 
 MUTANTS = [
     Mutant(
@@ -116,8 +117,8 @@ MUTANTS = [
     ),
     Mutant(
         "cli/reporting/pictures.py",
-        "(trial.method, trial.own), {})[label]",
-        "label, {})[label]",
+        "labels.setdefault(trial.series, {})",
+        "labels.setdefault(label, {})",
         REPORT_OF_STUDY,
     ),
     Mutant("cli/reporting/read.py", "if algorithm in texts}", "}", REPORT_OF_STUDY),
@@ -1655,7 +1656,15 @@ MUTANTS = [
     Mutant("run/prefetch.py", "(done + t) %", "t %", SAVED),
     Mutant("run/prefetch.py", "running.rounds - count", "running.rounds", SAVED),
     Mutant("compression/_codes.py", "x = x / unit", "unit = unit / unit", CODES),
-    Mutant("cli/reporting/compare.py", "1 / n + share", "1 / n", tests("report")),
+    Mutant("cli/reporting/statistics.py", "1 / n + share", "1 / n", tests("statistics")),
+    Mutant("cli/reporting/statistics.py", "np.maximum.accumulate(", "(", tests("statistics")),
+    Mutant("cli/reporting/statistics.py", "(6 * problems)", "6", tests("statistics")),
+    Mutant("cli/reporting/statistics.py", "else -scores", "else scores", tests("statistics")),
+    Mutant("cli/reporting/tables.py", "reverse=not lowest", "reverse=True", tests("statistics")),
+    Mutant("cli/reporting/wide.py", "best_of(ts) or ts[0]", "ts[0]", REPORT_OF_STUDY),
+    Mutant(
+        "cli/reporting/wide.py", "(row, column), 1.0) < LEVEL", "(row, column), 1.0) < 1", PAPER
+    ),
     Mutant("cli/studies/results.py", "len(folds) or None", "None", STUDY),
     Mutant("cli/defaults.py", '"momentum" in given or ', "", FLAGS),
     Mutant("cli/defaults.py", '{} if "lr" in given else', "", FLAGS),

@@ -15,7 +15,7 @@ import pytest
 from conftest import some_slow
 
 from fedjax_sim import bench, study
-from fedjax_sim.cli import catalogue, partitioning
+from fedjax_sim.cli import partitioning
 from fedjax_sim.cli.commands import enter
 from fedjax_sim.cli.reporting import command as report
 
@@ -55,7 +55,6 @@ def printed(
         (study.main, "--help", ""),
         (study.main, "ours.toml --dry-run --out study", ""),
         (report.main, "--help", ""),
-        (lambda argv: catalogue.main(), "", "(D^2 + D + 1)"),
     ],
 )
 def test_every_command_prints_in_every_encoding(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import known
+from matplotlib.colors import to_hex
 from scipy import stats
 
 from fedjax_sim import bench
@@ -250,15 +251,17 @@ def test_markdown_has_the_same_tables(reported: Path) -> None:
 
 def check_latex(text: str) -> list[str]:
     """The rows of a table, which must be whole."""
-    head, *body = text.splitlines()
+    head, note, *body = text.splitlines()
     assert head == r"% \usepackage{booktabs}"
+    assert note.startswith("% ")
     columns = len(known(re.fullmatch(r"\\begin\{tabular\}\{(lr+)\}", body[0]))[1])
     assert (body[1], body[-2], body[-1]) == (r"\toprule", r"\bottomrule", r"\end{tabular}")
     rows = [line for line in body[2:-2] if line != r"\midrule"]
     for row in rows:
         assert row.endswith(r" \\")
         bare = re.sub(r"\\(textbackslash|textasciitilde|textasciicircum|text\w+)\{\}", "", row[:-3])
-        bare = re.sub(r"\\[&%$#_{}]", "", bare).replace(r"$\pm$", "").replace("$-$", "")
+        bare = re.sub(r"\\[&%$#_{}]", "", bare)
+        bare = re.sub(r"\$(\\pm|-|\^\{\\dagger\})\$", "", bare)
         assert bare.count("{") == bare.count("}")
         assert not re.search(r"[%$#_~^<>|]", bare)
         if "multicolumn" not in bare:
@@ -460,6 +463,22 @@ def test_a_heat_map_shows_the_scores(
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("rule", "mu")
 
 
+def test_a_diagram_of_ranks_shows_them(figures: list[Any], tmp_path: Path) -> None:
+    """Each method at its rank in its colour; bars join those that are closer than the distance."""
+    averages = {"c": 3.5, "a": 1.2, "b": 2.0, "d": 3.9}
+    styles = {name: line_style(i) for i, name in enumerate(averages)}
+    pictures.draw_ranks(averages, 1.0, tmp_path / "p.svg", "t", styles)
+    (axis,) = figures[0].axes
+    drawn = {
+        line.get_color(): line.get_xdata()[0] for line in axis.lines if len(line.get_xdata()) > 2
+    }
+    assert drawn == {styles[name]["color"]: rank for name, rank in averages.items()}
+    bars = [line.get_xdata() for line in axis.lines if line.get_linewidth() == 2.4]
+    np.testing.assert_allclose(bars, [[1.15, 2.05], [3.45, 3.95]])
+    texts = [text.get_text() for text in axis.texts]
+    assert texts[4:] == ["critical difference 1.00", "a (1.20)", "b (2.00)", "c (3.50)", "d (3.90)"]
+
+
 def test_histograms_are_of_all_clients_of_all_runs(
     make: Callable[..., Path], figures: list[Any]
 ) -> None:
@@ -471,8 +490,12 @@ def test_histograms_are_of_all_clients_of_all_runs(
     ]
     (run / "clients.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (group,) = grouped(read([run]).trials, None)
-    pictures.draw_histograms([*zip(group.labels, group.trials, strict=True)], run / "p.svg", "t")
+    shown = [*zip(group.labels, group.trials, strict=True)]
+    styles = {"a": line_style(1), "b": line_style(4)}
+    pictures.draw_histograms(shown, run / "p.svg", "t", styles)
     a, b = figures[0].axes
+    colours = [to_hex(axis.patches[0].get_facecolor()) for axis in (a, b)]
+    assert colours == [style["color"] for style in styles.values()]
     assert a.get_xlim() == b.get_xlim()
     heights = [[bar.get_height() for bar in axis.patches] for axis in (a, b)]
     assert (heights[0][0], heights[0][10], heights[0][-1]) == (0.25, 0.5, 0.25)
@@ -500,10 +523,11 @@ def test_a_long_curve_keeps_its_ends(
 
 def test_a_grid_may_lie_in_several_folders(make: Callable[..., Path]) -> None:
     folders = [
-        make(f"{lr}-{alpha}", {"a": [[lr]]}, lr=lr, partition=f"dirichlet({alpha})")
+        make(f"{lr}-{alpha}", {"a": [[lr]]}, lr=lr, partition=f"dirichlet({alpha})",
+             data={"clients": f"by dirichlet({alpha})"})
         for lr in (0.1, 0.2)
         for alpha in (1, 2)
-    ]
+    ]  # fmt: skip
     reading = read(folders)
     (grid,) = grids(reading.trials)
     assert grid.names == ("partition", "lr")
@@ -624,6 +648,7 @@ def test_a_study_keeps_the_names_of_its_rows(
         assert "Report of 2 methods with 4 settings in 2 runs: " in capsys.readouterr().out
         with (study / "report" / "table.csv").open(newline="") as file:
             found = [*csv.DictReader(file)]
+        assert not (study / "report" / "wide.tex").exists()
         baselines = {(row["run"], row["baseline"]) for row in found}
         assert baselines == {("0", f"FedAvg: {texts[1]}"), ("1", f"FedAvg: {texts[0]}")}
     assert {row["method"] for row in found} == {
@@ -632,11 +657,145 @@ def test_a_study_keeps_the_names_of_its_rows(
     }
     text = (study / "report" / "report.md").read_text()
     assert "(tried: 2 for FedAvg, 2 for Ours)." in text
-    every = [curve for curves in drawn.values() for curve in curves]
-    colours = dict(every)
-    assert len(every) > len(colours) == len({*colours.values()}) == 4
-    assert all(colours[name] == colour for name, colour in every)
-    assert colours[f"FedAvg: {texts[1]}"] == line_style(0, 1, 2)["color"]  # a tint of the first
+    # Among all settings tints of the method's colour, and else that colour.
+    every = {curve for name, curves in drawn.items() if "all" in name for curve in curves}
+    assert every == {
+        (f"{row}: {text}", line_style(i, j, 2)["color"])
+        for i, row in enumerate(("FedAvg", "Ours"))
+        for j, text in enumerate(rows[row])
+    }
+    chosen = {c for name, curves in drawn.items() if "all" not in name for c in curves}
+    assert chosen == {
+        (f"{row}: {text}", line_style(i)["color"])
+        for i, row in enumerate(("FedAvg", "Ours"))
+        for text in rows[row]
+    }
+    assert main([str(study), "--wide"]) == 0
+    with (study / "report" / "wide.csv").open(newline="") as file:
+        wide = {row["method"]: row for row in csv.DictReader(file)}
+    for row, means in {"FedAvg": (0.3, 0.6), "Ours": (0.6, 0.3)}.items():
+        got = [float(wide[row][f"{name} mean"]) for name in ("iid", "dirichlet(0.1)")]
+        assert got == pytest.approx(means)
+        assert wide[row]["average rank"] == "1.5"
+
+
+@pytest.fixture
+def paper(make: Callable[..., Path], tmp_path: Path) -> tuple[Path, np.ndarray]:
+    """A study of 4 methods on 3 partitions with 10 seeds, and its scores ``[3, 4, 10]``."""
+    rng = np.random.default_rng(0)
+    shift = np.array([[0, 0.2, 0.01, -0.2], [0, 0.1, 0, -0.1], [0, 0.001, 0.1, -0.3]])
+    scores = 0.5 + shift[..., None] + rng.normal(0, 0.02, (3, 4, 10))
+    scores[2, 0] = scores[2, 1]  # equal: the third column has two second-bests
+    texts = ["fedavg", "fedprox(mu=0.1)", "scaffold", "radfed"]
+    cells = []
+    for i, partition in enumerate(("iid", "dirichlet(1)", "dirichlet(0.1)")):
+        told = dict(zip(texts, ([[*of]] for of in scores[i].tolist()), strict=True))
+        make(f"study/cells/cell{9 - i}", told, partition=partition, data={"clients": str(i)})
+        cells.append({"folder": f"cells/cell{9 - i}", "settings": {"partition": partition}})
+    rows = {f"Row {text[:6]} & _": [text] for text in texts}
+    record = {"rows": rows, "baseline": next(iter(rows)), "cells": cells, "columns": "partition"}
+    (tmp_path / "study" / "study.json").write_text(json.dumps(record))
+    return tmp_path / "study", scores
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_table_of_a_paper(paper: tuple[Path, np.ndarray], tmp_path: Path) -> None:
+    """Its cells, marks and ranks are those of numpy and scipy; the study asks for it itself."""
+    study, scores = paper
+    assert main([str(study)]) == 0
+    out = study / "report"
+    columns = ("iid", "dirichlet(1)", "dirichlet(0.1)")
+    with (out / "wide.csv").open(newline="") as file:
+        found = [*csv.DictReader(file)]
+    assert [row["method"] for row in found] == [
+        f"Row {name} & _" for name in ("fedavg", "fedpro", "scaffo", "radfed")
+    ]
+    means = scores.mean(axis=2)
+    for i, row in enumerate(found):
+        got = np.array([[float(row[f"{c} {key}"]) for key in ("mean", "std")] for c in columns])
+        np.testing.assert_allclose(got.T, [means[:, i], scores[:, i].std(axis=1)])
+    # The third comparison of nine has no pair that differs.
+    p = [
+        [
+            1.0 if j == 1 and i == 2 else stats.wilcoxon(scores[i, j], scores[i, 0]).pvalue
+            for j in (1, 2, 3)
+        ]
+        for i in range(3)
+    ]
+    order, corrected, least = np.argsort(np.ravel(p), kind="stable"), np.empty(9), 0.0
+    for place, which in enumerate(order):
+        least = corrected[which] = min(1, max(least, np.ravel(p)[which] * (9 - place)))
+    got = np.array([[float(row[f"{c} p, Holm"]) for row in found[1:]] for c in columns])
+    np.testing.assert_allclose(got.ravel(), corrected)
+    significant = got < 0.05
+    assert 0 < significant.sum() < 9
+    ranks = np.array([stats.rankdata(-np.round(of, 12)) for of in means])
+    assert [float(row["average rank"]) for row in found] == pytest.approx(ranks.mean(axis=0))
+    cells = [
+        [
+            f"{100 * means[i, j]:.2f} ± {100 * scores[i, j].std():.2f}"
+            + "†" * bool(j and significant[i, j - 1])
+            for i in range(3)
+        ]
+        for j in range(4)
+    ]
+    page = Page(out / "report.html")
+    lines = (out / "report.md").read_text(encoding="utf-8").replace("\\", "").splitlines()
+    tex = check_latex((out / "wide.tex").read_text(encoding="utf-8"))
+    head = ("method", *columns, "average rank")
+    start = lines.index(f"| {' | '.join(head)} |")
+    assert tex[0] == rf"{' & '.join(head)} \\"
+    for j, row in enumerate(found):
+        last = f"{ranks.mean(axis=0)[j]:.2f}"
+        shown = [
+            {1.0: "**{}**", 2.0: "<ins>{}</ins>", 2.5: "<ins>{}</ins>"}.get(
+                ranks[i, j], "{}"
+            ).format(cell)
+            for i, cell in enumerate(cells[j])
+        ]
+        assert lines[start + 2 + j].startswith(f"| {row['method']} | {' | '.join(shown)} | ")
+        assert last in lines[start + 2 + j]
+        assert all(cell in page.text for cell in cells[j])
+        texed = tex[1 + j].replace(r"$\pm$", "±").replace(r"$^{\dagger}$", "†")
+        assert 2 * texed.count(r"\textbf") == lines[start + 2 + j].count("**")
+        assert texed.count(r"\underline") == lines[start + 2 + j].count("<ins>")
+    assert "(divisor R) over R = 10 runs" in page.text
+    test = stats.friedmanchisquare(*np.round(means.T, 12))
+    assert f"χ² = {test.statistic:.3g}, p = {test.pvalue:.3g}" in page.text
+    assert {"ranks.svg", "ranks.pdf"} <= {path.name for path in out.iterdir()}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_other_settings_make_tables_of_their_own(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless they go with the columns, as ``clients`` does; a method may lack a column."""
+    places = [(lr, alpha) for lr in (0.1, 0.2) for alpha in (1, 2)]
+    folders = [
+        make(f"{lr}-{alpha}", {"a": [[lr]], **({"b": [[alpha / 10]]} if lr + alpha < 2.2 else {})},
+             lr=lr, partition=f"dirichlet({alpha})", clients=10 * alpha)
+        for lr, alpha in places
+    ]  # fmt: skip
+    argv = [str(folder) for folder in folders]
+    out = folders[0] / "report"
+    assert main([*argv, "--wide"]) == 0
+    assert re.findall("^## Methods.*", (out / "report.md").read_text(), re.MULTILINE) == [
+        "## Methods by partition, lr = 0.1", "## Methods by partition, lr = 0.2"
+    ]  # fmt: skip
+    with (out / "wide.csv").open(newline="") as file:
+        names = [(row["table"], row["method"]) for row in csv.DictReader(file)]
+    assert names == [(f"lr = {lr}", name) for lr in (0.1, 0.2) for name in "ab"]
+    tex = check_latex((out / "wide.tex").read_text())
+    assert tex[0].startswith("method & dirichlet(1) & dirichlet(2) & average rank")
+    assert tex[-1] == r"b & 10.00 & - & 2.00 \\"
+    assert "Average rank: over 1 column with all methods" in (out / "report.md").read_text()
+    assert main([*argv, "--wide", "lr"]) == 0
+    page = (out / "report.md").read_text()
+    assert "## Methods by lr, clients = 10, partition = dirichlet(1)" in page
+    capsys.readouterr()
+    assert main([*argv, "--wide", "lrr"]) == 2
+    assert "the runs have no setting 'lrr'; did you mean lr?" in capsys.readouterr().err
+    assert main([*argv, "--wide", "dataset"]) == 0  # one column
 
 
 def test_folders_of_one_name_are_told_apart(make: Callable[..., Path], tmp_path: Path) -> None:
@@ -684,6 +843,7 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(pictures, "draw_series", draw)
     patch.setattr(pictures, "draw_histograms", draw)
     patch.setattr(contents, "draw_grid", draw)
+    patch.setattr(contents, "draw_ranks", draw)
 
 
 @pytest.fixture
@@ -791,6 +951,9 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an unknown baseline": (
         nothing, "run --baseline c", "--baseline must be one of a, b, got 'c'"
     ),
+    "a method twice in a column": (
+        nothing, "run run2 --wide", "a stands twice at partition = emd(1.2), in run and in run2"
+    ),
     "several baselines": (
         nothing, "run other --baseline a",
         "--baseline a is several here: name one of 'a [run]', 'a [other]'",
@@ -814,6 +977,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     change, argv, told = BAD[case]
     run = make("run", {"a": [[0.5]], "b": [[0.5]]})
+    make("run2", {"a": [[0.5, 0.5]]})
     make("other", {"a": [[0.5]]}, split="official")
     change(run)
     monkeypatch.chdir(tmp_path)

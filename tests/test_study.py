@@ -14,22 +14,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 import pytest
 import scipy.stats
-from conftest import BARE
+from conftest import BARE, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
+from fedjax_sim.base import Metric
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, rows_of
+from fedjax_sim.cli.studies.results import Row, best_of, best_setting, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -131,7 +132,8 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
     found = lines_of(done)
     shown = (done / "table.md").read_text(encoding="utf-8").replace("\\", "").splitlines()
     tex = (done / "table.tex").read_text(encoding="utf-8")
-    assert len(shown) == 2 + 4
+    assert len(shown) == 2 + 4 + 2
+    assert "population standard deviation (divisor R) over R = 6 runs" in shown[-1]
     for emd in ("0.5", "1.4"):
         scores = {
             row: np.array(
@@ -165,6 +167,37 @@ def test_the_best_setting(lowest: bool) -> None:
     assert best_setting(summaries, lowest=lowest) == ("a" if lowest else "b")
     assert best_setting({"d": summaries["d"]}, lowest=lowest) is None
     assert best_setting({"d": summaries["d"], "D": summaries["d"]}, lowest=lowest) is None
+
+
+@pytest.mark.slow
+def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None:
+    """With the numbers of the lines; the setting has the name and the values of the file."""
+    out = shutil.copytree(done, tmp_path / "copy")
+    more = written(tmp_path, STUDY + '\n[table]\ncolumns = "emd"\n')
+    assert study.main([str(more), "--resume", str(out)]) == 0
+    found = lines_of(out)
+    assert found == lines_of(done)
+    head, _, *rows = (out / "table.md").read_text(encoding="utf-8").splitlines()[:4]
+    assert head == "| method | 0.5 | 1.4 | average rank |"
+    for row, line in zip(ROWS, rows, strict=True):
+        cells = [re.sub(r"[*†\\]", "", cell).strip() for cell in line.strip("|").split("|")]
+        wanted = [row]
+        for emd in ("0.5", "1.4"):
+            scores = [float(e["test"]) for e in found if (e["method"], e["emd"]) == (row, emd)]
+            wanted.append(f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores):.2f}")
+        assert cells[:3] == wanted
+    assert json.loads((out / "study.json").read_text())["columns"] == "emd"
+
+
+@pytest.mark.parametrize("best", ["highest", "lowest"])
+def test_the_best_row_of_a_cell(best: Literal["highest", "lowest"]) -> None:
+    scores = {"a": [0.1, 0.3], "b": [0.4, 0.3], "c": [np.nan], "d": []}
+    rows = [
+        Row("cell", {}, name, "x", [], np.array(of), None, 0.0, "mse", Metric(best=best))
+        for name, of in scores.items()
+    ]
+    assert known(best_of(rows)).method == ("a" if best == "lowest" else "b")
+    assert best_of(rows[2:]) is None
 
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
@@ -365,6 +398,12 @@ BAD = {
     "bad setting": ('[methods]\nA = "fedprox(mu=x)"', "methods.A: fedprox(mu=x): mu: must be"),
     "no text": ("[methods]\nA = 3", "methods.A must be a text as --algo takes it, got 3"),
     "no baseline": ('baseline = "B"\n[methods]\nA = "fedavg"', "baseline must be one of A, got"),
+    "no table": ('table = "partition"', "table must be a table, [table], with columns = "),
+    "no column": ("[table]\nrows = 3", "table.rows is no setting; known are columns"),
+    "a column of nothing": (
+        '[table]\ncolumns = "lr"\n[grid]\nrounds = [2, 3]',
+        "table.columns must be a setting of grid or cells (rounds), got 'lr'",
+    ),
     "chosen by tests": (
         '[methods]\nA = "fedavg(lr=0.1|1)"',
         "methods.A has 2 settings to choose among, which needs validation scores: add",

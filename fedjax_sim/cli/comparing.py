@@ -15,8 +15,9 @@ from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.command import own_files, write
 from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
 from fedjax_sim.cli.reporting.contents import titles
-from fedjax_sim.cli.reporting.formats import comma_separated, latex
+from fedjax_sim.cli.reporting.formats import comma_separated, latex, measurements
 from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.statistics import spread
 from fedjax_sim.cli.reporting.tables import Table, scores
 from fedjax_sim.cli.saving import check_named, write_records
 from fedjax_sim.run import Result
@@ -46,13 +47,17 @@ class Comparison:
 
     def to_latex(self) -> str:
         """Returns the table as a ``tabular`` of booktabs, the ``table.tex`` of a report."""
-        return latex(self._tables())
+        return latex(self._tables(), spread(trial.runs for trial in self.reading.trials))
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a row for each method, with the columns of a report's ``table.csv``."""
         import pandas
 
-        return pandas.read_csv(io.StringIO(comma_separated(self.groups)))
+        return pandas.read_csv(
+            io.StringIO(
+                comma_separated([row for group in self.groups for row in measurements(group)])
+            )
+        )
 
     def save(self, folder: str | Path) -> None:
         """Writes the report: ``report.html``, ``table.tex``, ``table.csv`` and the pictures.
@@ -65,7 +70,7 @@ class Comparison:
             OSError: if a file cannot be written.
         """
         try:
-            write(self.reading, self.groups, Path(folder), own_files(Path(folder)))
+            write(self.reading, self.groups, (), Path(folder), own_files(Path(folder)))
         except ValueError as error:
             raise ValueError(str(error).replace("--out", "folder", 1)) from error
 

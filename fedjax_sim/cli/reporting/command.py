@@ -7,21 +7,26 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import Parser
+from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
 from fedjax_sim.cli.reporting.contents import sections, titles
-from fedjax_sim.cli.reporting.formats import comma_separated, latex
+from fedjax_sim.cli.reporting.formats import comma_separated, latex, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.statistics import spread
 from fedjax_sim.cli.reporting.tables import scores
+from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
 LEDGER = "report.json"
+SETTING = "partition"
+"""The setting whose values are the columns of ``--wide``, if there is no other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,13 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         folders = [Path(text) for text in given.folders]
         reading = read(folders)
+        _check_alike(reading.runs)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
+        setting = (
+            reading.columns if given.wide is None else given.wide or reading.columns or SETTING
+        )
+        tables = [] if setting is None else wides(reading, setting, given.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
         if given.out is None and out.is_symlink():
             raise ValueError(f"{out} is a link: name the folder of the report by --out")
         earlier = own_files(out)
         try:
-            write(reading, groups, out, earlier)
+            write(reading, groups, tables, out, earlier)
         except OSError as error:
             raise ValueError(f"--out {out}: {error.strerror or error}") from error
     except (ValueError, OSError) as error:
@@ -60,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"python -m {PROGRAM}",
         description="Sets runs side by side: report.html, one page that needs nothing else; "
-        "report.md, table.tex, table.csv, and the pictures as .svg and .pdf.",
+        "report.md, table.tex, table.csv, and the pictures as .svg and .pdf. With --wide also the "
+        "table of a paper.",
         epilog="Example: python -m fedjax_sim.report runs/a runs/b --baseline fedavg --out report",
     )
     parser.add_argument(
@@ -76,6 +87,15 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline",
         metavar="NAME",
         help="the method that the others are compared with (default: the study's, or the first)",
+    )
+    parser.add_argument(
+        "--wide",
+        metavar="SETTING",
+        nargs="?",
+        const="",
+        help="the table of a paper, wide.tex and wide.csv: methods by the values of a setting, "
+        "with significant differences and average ranks (without SETTING: from the study's "
+        f"[table], or {SETTING}); stands after the folders",
     )
     return parser
 
@@ -98,12 +118,19 @@ def own_files(out: Path) -> dict[str, str]:
         raise ValueError(f"--out {out}: {LEDGER} is no list of a report's files") from error
 
 
-def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[str, str]) -> None:
+def write(
+    reading: Reading,
+    groups: Sequence[Group],
+    tables: Sequence[Wide],
+    out: Path,
+    earlier: dict[str, str],
+) -> None:
     """Writes the report: nothing before all of it is made.
 
     Args:
         reading: the runs that were read.
         groups: its trials by problem.
+        tables: methods by the values of a setting.
         out: the folder.
         earlier: the files of an earlier report there, which is replaced.
 
@@ -114,14 +141,18 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
     near = next(path for path in out.absolute().parents if path.exists())
     with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
         folder = Path(aside)
-        title, found = _title(reading), sections(reading, groups, folder)
-        tables = [scores(tuned(group) or group, with_differences=True) for group in groups]
+        title, found = _title(reading), sections(reading, groups, tables, folder)
+        parts = [scores(tuned(group) or group, with_differences=True) for group in groups]
+        note = spread(trial.runs for trial in reading.trials)
         texts = {
             "report.html": html(title, found, folder),
             "report.md": text(title, found),
-            "table.tex": latex(dict(zip(titles(groups), tables, strict=True))),
-            "table.csv": comma_separated(groups),
+            "table.tex": latex(dict(zip(titles(groups), parts, strict=True)), note),
+            "table.csv": comma_separated([row for group in groups for row in measurements(group)]),
         }
+        if tables:
+            texts["wide.tex"] = latex_of([(w.title, w.table(), w.note) for w in tables])
+            texts["wide.csv"] = comma_separated([row for w in tables for row in w.numbers()])
         for name, content in texts.items():
             (folder / name).write_text(content, encoding="utf-8")
         made = {path.name: _sha(path) for path in sorted(folder.iterdir())}
@@ -139,6 +170,18 @@ def write(reading: Reading, groups: Sequence[Group], out: Path, earlier: dict[st
             (out / name).unlink(missing_ok=True)
         for name in (*made, LEDGER):
             (folder / name).replace(out / name)
+
+
+def _check_alike(runs: Mapping[str, SavedRun]) -> None:
+    """Rejects tasks that cannot be compared; names the two runs."""
+    (first, one), *others = runs.items()
+    for name, other in others:
+        ours, theirs = (saved.settings["task"].partition("(")[0] for saved in (one, other))
+        if ours != theirs:
+            raise ValueError(
+                f"{first} is {ours}, and {name} is {theirs}: they must be of one task, each in a "
+                "report of its own"
+            )
 
 
 def _sha(path: Path) -> str:

@@ -10,12 +10,10 @@ import numpy as np
 
 from fedjax_sim.cli.reporting.problems import Problem
 from fedjax_sim.cli.reporting.read import Floats, Key, Trial
+from fedjax_sim.cli.reporting.statistics import Difference, paired
 from fedjax_sim.tasks.sums import mean_known
 
 Moment = Literal["final", "validated", "validation"]
-OF_FOLDS = "corrected resampled t-test (Nadeau and Bengio), as folds share training clients,"
-"""The test of runs that are folds, in words."""
-
 NAMES = ("algorithm", "method", "plain")
 """Attributes of a trial by which a baseline may be named, the most exact one first."""
 
@@ -40,22 +38,6 @@ class Over(NamedTuple):
     def std(self) -> float:
         """The standard deviation of a population."""
         return float(np.sqrt(mean_known((self.values - self.mean) ** 2)))
-
-
-class Difference(NamedTuple):
-    """A method minus the baseline, pair by pair: of the same seed, fold and partition.
-
-    Attributes:
-        values: of each pair, ``f64[n]``.
-        equal: pairs without a difference.
-        p: two-sided, see :func:`paired`; None without a pair that differs.
-        least: the smallest p that so many pairs can reach; None if there is no such limit.
-    """
-
-    values: Floats
-    equal: int
-    p: float | None
-    least: float | None
 
 
 class Group(NamedTuple):
@@ -165,62 +147,6 @@ def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
     return paired(pairs[:, 0], pairs[:, 1], len(folds) or None)
 
 
-def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference:
-    r"""Compares scores with other scores of the same runs, and tests the difference.
-
-    The test is Wilcoxon's signed-rank test of ``scipy.stats``, two-sided; pairs that are equal are
-    left out, as he does. n pairs can reach no smaller p than 2^(1 - n): five reach 0.0625.
-
-    Folds share training clients, so that their differences are not independent. Their test is the
-    corrected resampled t-test, with n - 1 degrees of freedom and n_test / n_train = 1 / (F - 2):
-
-    .. math:: t = \frac{\bar d}{\sqrt{\bigl(\frac1n + \frac{n_{test}}{n_{train}}\bigr) s_d^2}}
-
-    Args:
-        ours: of each run, ``f64[n]``; NaN if it is not known.
-        theirs: the same of the baseline.
-        folds: F; None if the runs are no folds.
-
-    Source: Nadeau, Bengio 2003 <https://doi.org/10.1023/A:1024068626366>, section 3; Bouckaert,
-    Frank 2004 <https://doi.org/10.1007/978-3-540-24775-3_3>, for repeated folds.
-
-    >>> paired(np.arange(1.0, 7.0), np.zeros(6)).p
-    0.03125
-    >>> round(paired(np.arange(1.0, 7.0), np.zeros(6), folds=3).p, 3)
-    0.144
-    """
-    from scipy import stats
-
-    pairs = np.stack([ours, theirs], axis=1)
-    pairs = pairs[~np.isnan(pairs).any(axis=1)]
-    values = pairs[:, 0] - pairs[:, 1]
-    # Shares of the same test set tie: rounding must not tell them apart.
-    ranked = np.round(values / max(float(np.abs(pairs).max(initial=0)), 1e-300), 12)
-    ranked = ranked[ranked != 0]
-    n = len(ranked)
-    equal = len(values) - n
-    if folds is not None:
-        p = _resampled(values, 1 / max(folds - 2, 1)) if n else None
-        return Difference(values, equal, p, None)
-    if n < 2:
-        return Difference(values, equal, 1.0 if n else None, 1.0)
-    # Exact with ties as well, as scipy's default is only in newer versions.
-    method: Any = stats.PermutationMethod(n_resamples=2**13) if n <= 13 else "auto"
-    p = float(stats.wilcoxon(ranked, method=method).pvalue)
-    return Difference(values, equal, p, 2.0 ** (1 - n))
-
-
-def _resampled(values: Floats, share: float) -> float:
-    """Returns p of the corrected resampled t-test; ``share`` is n_test / n_train."""
-    from scipy import stats
-
-    n = len(values)
-    spread = math.sqrt((1 / n + share) * values.var(ddof=1)) if n > 1 else math.inf
-    if spread == 0:
-        return 0.0
-    return float(2 * stats.t.sf(abs(values.mean()) / spread, max(n - 1, 1)))
-
-
 def grouped(
     trials: Sequence[Trial], baseline: str | None, implied: str | None = None
 ) -> list[Group]:
@@ -249,7 +175,7 @@ def grouped(
         matches = ([i for i, name in enumerate(names) if name == wanted] for names in namings)
         named = next(filter(None, matches), [0] if baseline is None else [])
         if len(named) > 1:
-            best = _best([of[i] for i in named]) if decisive(of) == "validated" else None
+            best = best_of([of[i] for i in named]) if decisive(of) == "validated" else None
             if best is None and baseline is None:
                 best = of[named[0]]
             if best is None:
@@ -268,21 +194,26 @@ def tuned(group: Group) -> Group | None:
 
     A method whose every trial diverged has none. The baseline is that of the baseline's method.
     """
-    methods: dict[tuple[str, bool], list[Trial]] = {}
-    for trial in group.trials:
-        methods.setdefault((trial.method, trial.own), []).append(trial)
+    methods = by_series(group.trials)
     if decisive(group.trials) != "validated" or all(len(of) == 1 for of in methods.values()):
         return None
-    found = {of: best for of, trials in methods.items() if (best := _best(trials)) is not None}
+    found = {of: best for of, trials in methods.items() if (best := best_of(trials)) is not None}
     if not found:
         return None
-    given = group.baseline
-    baseline = None if given is None else found.get((given.method, given.own))
+    baseline = None if group.baseline is None else found.get(group.baseline.series)
     chosen = tuple(found.values())
     return Group(group.problem, tuple(map(group.label, chosen)), chosen, baseline)
 
 
-def _best(trials: Sequence[Trial]) -> Trial | None:
+def by_series(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
+    """Returns the trials by method; the clients' own models count as another method."""
+    methods: dict[str, list[Trial]] = {}
+    for trial in trials:
+        methods.setdefault(trial.series, []).append(trial)
+    return methods
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
     """Returns the trial that is best on the validation set; the first of equals."""
     overs = {trial: over_runs(trial, "validation") for trial in trials}
     means = {t: o.mean for t, o in overs.items() if o is not None and not math.isnan(o.mean)}
@@ -296,12 +227,10 @@ def grids(trials: Sequence[Trial]) -> list[Grid]:
     If those of all problems together are not, those of each problem may be.
     """
     found = []
-    for method, own in dict.fromkeys((t.method, t.own) for t in trials):
-        of = [t for t in trials if (t.method, t.own) == (method, own)]
+    for title, of in by_series(trials).items():
         by_problem: dict[Problem, list[Trial]] = {}
         for trial in of:
             by_problem.setdefault(trial.problem, []).append(trial)
-        title = f"{method}{', own models' * own}"
         whole = _grid(title, of)
         parts = [whole] if whole else (_grid(title, part) for part in by_problem.values())
         found += [grid for grid in parts if grid is not None]

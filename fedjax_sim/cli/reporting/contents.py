@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_sim.cli.reporting.compare import (
-    OF_FOLDS,
     Group,
     decisive,
     differing,
@@ -21,14 +20,17 @@ from fedjax_sim.cli.reporting.compare import (
 from fedjax_sim.cli.reporting.pictures import (
     Drawn,
     Styles,
+    by_method,
     client_score,
     draw_clients,
     draw_curves,
     draw_grid,
+    draw_ranks,
     styles_of,
 )
 from fedjax_sim.cli.reporting.problems import told_score
 from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
+from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, spread
 from fedjax_sim.cli.reporting.tables import (
     Table,
     by_client,
@@ -37,7 +39,9 @@ from fedjax_sim.cli.reporting.tables import (
     differences,
     scores,
     targets,
+    with_holm,
 )
+from fedjax_sim.cli.reporting.wide import Wide
 from fedjax_sim.cli.summary import remarks
 
 
@@ -67,16 +71,21 @@ class Section(NamedTuple):
     items: list[str | Table | Drawn | Embedded]
 
 
-def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Section]:
+def sections(
+    reading: Reading, groups: Sequence[Group], tables: Sequence[Wide], folder: Path
+) -> list[Section]:
     """Returns all sections of a report, and draws its pictures.
 
     Args:
         reading: the runs that were read.
         groups: its trials by problem.
+        tables: methods by the values of a setting.
         folder: for the pictures.
     """
     found = [Section("What was run", 2, _opening(reading, groups))]
     styles = styles_of(groups)
+    for i, wide in enumerate(tables, 1):
+        found.append(_of_wide(wide, folder, f"_{i}" if len(tables) > 1 else "", styles))
     for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
         found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "", styles)
     if crossed := _crossed(reading, folder):
@@ -88,6 +97,19 @@ def sections(reading: Reading, groups: Sequence[Group], folder: Path) -> list[Se
     return found
 
 
+def _of_wide(wide: Wide, folder: Path, mark: str, styles: Styles) -> Section:
+    title = f"Methods by {wide.setting}" + f", {wide.title}" * bool(wide.title)
+    items: list[Any] = [wide.note, wide.table()]
+    if wide.distance is not None:
+        caption = "Average ranks; a bar joins methods that Nemenyi's test does not tell apart"
+        picture = Drawn(f"ranks{mark}", caption)
+        averages = dict(zip(wide.rows, wide.ranks.mean(axis=0).tolist(), strict=True))
+        for path in picture.paths(folder):
+            draw_ranks(averages, wide.distance, path, title, styles)
+        items.append(picture)
+    return Section(title, 2, items)
+
+
 def titles(groups: Sequence[Group]) -> list[str]:
     """Returns the titles of the chapters, with their scores if these differ."""
     scored = len({group.problem.score for group in groups}) > 1
@@ -96,12 +118,11 @@ def titles(groups: Sequence[Group]) -> list[str]:
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     told = dict.fromkeys(
-        f"Score: {told_score(trial.score)}; the {trial.metric.best} is the best, in bold."
+        f"Score: {told_score(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
+        "next one of at least three is underlined."
         for trial in reading.trials
     )
-    lines: list[Any] = [
-        " ".join([*told, "Mean ± population standard deviation over runs."])
-    ]  # fmt: skip
+    lines: list[Any] = [" ".join([*told, spread(trial.runs for trial in reading.trials)])]
     moments = {decisive(group.trials) for group in groups}
     if "validated" in moments:
         lines.append(
@@ -130,7 +151,8 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
             f"For each method, the settings that scored best on the validation set (tried: {told})."
         )
         group = chosen
-    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title, styles)]
+    lines = by_method(group, styles)
+    items += [scores(group), *_remarks(group), *draw_curves(group, folder, mark, title, lines)]
     found = [Section(title, 2, items)]
     if group.baseline is not None and len(group.trials) > 1:
         found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
@@ -140,7 +162,7 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
             f"{client_score(group.trials[0]).capitalize()}, after the last round. Worst tenth: the "
             "mean over the tenth of the clients that fare worst, dashed in the picture."
         )
-        pictures = draw_clients(group, folder, mark, title)
+        pictures = draw_clients(group, folder, mark, title, lines)
         found.append(Section("Clients", 3, [told, fare, *pictures]))
     reached = targets(group)
     if reached is not None:
@@ -166,11 +188,10 @@ def _on_differences(group: Group) -> list[str]:
     found = differences(group).values()
     moment = decisive(group.trials)
     folds = any(key.fold is not None for trial in group.trials for key in trial.keys)
-    test = OF_FOLDS if folds else "Wilcoxon's signed-rank test,"
     lines = [
         f"Each method minus {group.label(group.baseline)}, {moment} scores, in pairs of the same "
-        f"seed, fold and partition. p: {test} two-sided; not corrected for the number of "
-        f"comparisons, {len(found)}."
+        f"seed, fold and partition. p: {OF_FOLDS if folds else OF_SEEDS}, two-sided; p, Holm: with "
+        f"Holm's correction for the number of comparisons, {len(with_holm(differences(group)))}."
     ]
     if len({frozenset(t.keys) for t in group.trials if t.keys}) > 1:
         lines.append(
@@ -178,14 +199,9 @@ def _on_differences(group: Group) -> list[str]:
             "differences are those of the runs that both have."
         )
     few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
-    if few:
+    if few and not folds:
         told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
         lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {told}.")
-    if group.problem.folds is not None:
-        lines.append(
-            "Folds of one seed share clients that train: their pairs are not independent, and p is "
-            "too small for that."
-        )
     return lines
 
 

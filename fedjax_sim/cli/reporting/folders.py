@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_sim.cli.reading import CELLS, STUDY, read_object
 
-Rows = Mapping[str, Sequence[str]]
-"""The settings of each row of a study."""
+
+class StudyRecord(NamedTuple):
+    """The contents of ``study.json``, with the names of the study file.
+
+    Attributes:
+        rows: the settings of each row.
+        cells: by the name of its folder, the settings that set a cell apart, in order.
+        baseline: the row that the others are compared with; None if it is not known.
+        columns: the setting whose values are the columns of the study's table, or None.
+    """
+
+    rows: Mapping[str, Sequence[str]]
+    cells: Mapping[str, Mapping[str, Any]]
+    baseline: str | None
+    columns: str | None
 
 
 def is_study(folder: Path) -> bool:
@@ -17,37 +30,46 @@ def is_study(folder: Path) -> bool:
     return (folder / STUDY).exists()
 
 
-def study_of(folder: Path) -> dict[str, Any]:
-    """Reads the rows and the baseline of a study, with the names of the study file."""
+def study_of(folder: Path) -> StudyRecord:
+    """Reads the record of a study."""
     path = folder / STUDY
     found = read_object(path)
     try:
-        rows = {row: [*map(str, texts)] for row, texts in found.get("rows", {}).items()}
-        baseline = {"baseline": str(found["baseline"])} if "baseline" in found else {}
-    except (TypeError, AttributeError) as error:
+        names = [found.get(key) for key in ("baseline", "columns")]
+        return StudyRecord(
+            {row: [*map(str, texts)] for row, texts in found.get("rows", {}).items()},
+            {Path(c["folder"]).name: dict(c["settings"]) for c in found.get("cells", [])},
+            *(None if name is None else str(name) for name in names),
+        )
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    return {"rows": rows, **baseline}
 
 
-def named(folders: Sequence[Path]) -> dict[str, tuple[Path, Rows | None]]:
-    """Returns run folders by their shortest names, with the rows of their study if any."""
+def named(
+    folders: Sequence[Path], studies: Mapping[Path, StudyRecord]
+) -> dict[str, tuple[Path, StudyRecord | None]]:
+    """Returns run folders by their shortest names, with the record of their study if any.
+
+    The cells of a study are in the order of its file.
+    """
     found: dict[Path, tuple[str, ...]] = {}
-    cells: dict[Path, Rows] = {}
+    cells: dict[Path, StudyRecord] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder")
         whole = folder.resolve()
-        if not is_study(folder):
+        if folder not in studies:
             found[folder] = whole.parts
             continue
-        inside = sorted(path for path in (folder / CELLS).glob("*") if path.is_dir())
-        found |= {path: (*whole.parts, path.name) for path in inside}
-        cells |= dict.fromkeys(inside, study_of(folder)["rows"])
+        inside = {path.name: path for path in sorted((folder / CELLS).glob("*")) if path.is_dir()}
+        names = dict.fromkeys([*studies[folder].cells, *inside])
+        found |= {inside[name]: (*whole.parts, name) for name in names if name in inside}
+        cells |= dict.fromkeys(inside.values(), studies[folder])
     distinct = {parts: folder for folder, parts in found.items()}  # one that is given twice is one
-    names = {}
+    shortest = {}
     for parts, folder in distinct.items():
         for length in range(1, len(parts) + 1):
             if sum(other[-length:] == parts[-length:] for other in distinct) == 1:
                 break
-        names["/".join(parts[-length:])] = folder, cells.get(folder)
-    return names
+        shortest["/".join(parts[-length:])] = folder, cells.get(folder)
+    return shortest

@@ -8,9 +8,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS
-from fedjax_sim.cli.reporting.tables import MOMENTS, Best, Table, differences, sent_bytes
+from fedjax_sim.cli.reporting.tables import (
+    MOMENTS,
+    Best,
+    Second,
+    Table,
+    differences,
+    sent_bytes,
+    with_holm,
+)
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that spreadsheets compute."""
@@ -19,16 +28,32 @@ LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
     "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "†": r"$^{\dagger}$",
 }  # fmt: skip
+
+BOLD = "Bold: the best of a column; underlined: the second-best of at least three."
+STARS = "*: the best of a column; +: the second-best of at least three."
+"""The marks of tables, and of tables for the terminal, in words."""
+
+MARKDOWN = {Best: "**{}**", Second: "<ins>{}</ins>"}
+TEX = {Best: r"\textbf{{{}}}", Second: r"\underline{{{}}}"}
+TERMINAL = {Best: "{}*", Second: "{}+"}
+
+
+def _marked(cell: str, text: str, marks: Mapping[Any, str]) -> str:
+    return marks.get(type(cell), "{}").format(text)
+
+
+def terminal(table: Table) -> str:
+    """Writes a table for the terminal, see :data:`STARS`."""
+    rows = [[_marked(cell, cell, TERMINAL) for cell in row] for row in table.rows]
+    return aligned([table.head, *rows])
 
 
 def markdown(table: Table) -> str:
     """Writes a table in Markdown."""
     rule = [":--", *([":--"] if table.words else ["--:"]) * (len(table.head) - 1)]
-    cells = [
-        [f"**{plain(cell)}**" if isinstance(cell, Best) else plain(cell) for cell in row]
-        for row in table.rows
-    ]
+    cells = [[_marked(cell, plain(cell), MARKDOWN) for cell in row] for row in table.rows]
     rows = [[plain(title) for title in table.head], rule, *cells]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -42,16 +67,29 @@ def plain(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|&!])", r"\\\1", " ".join(text.split()))
 
 
-def latex(parts: Mapping[str, Table]) -> str:
+def latex_of(made: Sequence[tuple[str, Table, str]]) -> str:
+    """Writes tables with their titles and notes as one, if their columns are the same.
+
+    Other tables are written one after the other.
+    """
+    if len({tuple(table.head) for _, table, _ in made}) == 1:
+        notes = dict.fromkeys(note for *_, note in made)
+        return latex({title: table for title, table, _ in made}, " ".join(notes))
+    return "\n".join(latex({title: table}, note) for title, table, note in made)
+
+
+def latex(parts: Mapping[str, Table], note: str) -> str:
     """Writes tables of the same columns, one below the other, as a ``tabular`` of booktabs.
 
     Args:
         parts: the tables by title; the title of a single table is not shown.
+        note: description of the numbers, as a comment.
     """
     first = next(iter(parts.values()))
     head = first.head
     lines = [
         r"% \usepackage{booktabs}",
+        f"% {' '.join(note.split())}",
         rf"\begin{{tabular}}{{l{('l' if first.words else 'r') * (len(head) - 1)}}}",
         r"\toprule",
         " & ".join(escaped(title) for title in head) + r" \\",
@@ -66,7 +104,7 @@ def latex(parts: Mapping[str, Table]) -> str:
 
 def _latex(cell: str) -> str:
     text = re.sub(r"^-(?=\d)", "$-$", escaped(cell))
-    return rf"\textbf{{{text}}}" if isinstance(cell, Best) else text
+    return _marked(cell, text, TEX)
 
 
 def escaped(text: str) -> str:
@@ -78,14 +116,14 @@ def escaped(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in " ".join(text.split()))
 
 
-def comma_separated(groups: Sequence[Group]) -> str:
-    """Writes all measurements as CSV, a row for each method; an unknown number is empty."""
-    rows = [row for group in groups for row in _plain_rows(group)]
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
+def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Writes rows as CSV, with the columns of all of them; an unknown number is empty."""
+    columns, out = dict.fromkeys(key for row in rows for key in row), io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(csv_cell, columns))
     for row in rows:
-        writer.writerow({k: "" if v is None or v != v else csv_cell(v) for k, v in row.items()})
+        cells = (row.get(key) for key in columns)
+        writer.writerow("" if cell is None or cell != cell else csv_cell(cell) for cell in cells)
     return out.getvalue()
 
 
@@ -98,8 +136,10 @@ def csv_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
-def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
+def measurements(group: Group) -> Iterator[dict[str, Any]]:
+    """Yields all measurements of each trial of a group."""
     gains, baseline, chosen = differences(group), group.baseline, tuned(group)
+    corrected = with_holm(gains)
     for label, trial in zip(group.labels, group.trials, strict=True):
         gain, began = gains.get(trial), len(trial.rounds) > 0
         up, down = sent_bytes(trial) if began else (None, None)
@@ -124,6 +164,7 @@ def _plain_rows(group: Group) -> Iterator[dict[str, Any]]:
             "pairs": None if gain is None else len(gain.values),
             **_moments("difference", Over(gain.values) if gain and len(gain.values) else None),
             "p": None if gain is None else gain.p,
+            "p_holm": corrected.get(trial),
             "least_p": None if gain is None or gain.p is None else gain.least,
         }
 

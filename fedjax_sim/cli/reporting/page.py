@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_sim.cli.reporting.contents import Embedded, Section
 from fedjax_sim.cli.reporting.formats import markdown, plain
 from fedjax_sim.cli.reporting.pictures import Drawn
-from fedjax_sim.cli.reporting.tables import Best, Table
+from fedjax_sim.cli.reporting.tables import Best, Second, Table
 
 GENERATOR = "fedjax_sim.report"
 STYLE = """
@@ -115,8 +115,8 @@ def _table(table: Table) -> ET.Element:
             within = _add(row, "td")
             if cell is not cells[0] and cell[:1].isalpha():  # words may break into lines
                 within.set("class", "said")
-            if isinstance(cell, Best):
-                _add(within, "strong", cell)
+            if mark := {Best: "strong", Second: "u"}.get(type(cell)):
+                _add(within, mark, cell)
             else:
                 within.text = _visible(cell)
     return around

@@ -17,6 +17,7 @@ from fedjax_sim.cli.curves import Curve, draw_series
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS, Trial
+from fedjax_sim.cli.reporting.statistics import cliques
 from fedjax_sim.partition.pictures import COLOURS, WIDTH, line_style, literal, picture
 
 MOST = 12
@@ -52,20 +53,30 @@ Styles = Mapping[str, Mapping[str, Any]]
 def styles_of(groups: Iterable[Group]) -> Styles:
     """Returns a colour for each method, and tints of it with other dashes for its settings.
 
-    The settings of a single method have a colour each.
+    The settings of a single method have a colour each. Methods are named too: a method whose
+    settings are not told apart has its colour.
     """
-    labels: dict[tuple[str, bool], dict[str, None]] = {}
+    labels: dict[str, dict[str, None]] = {}
     for group in groups:
         for label, trial in zip(group.labels, group.trials, strict=True):
-            labels.setdefault((trial.method, trial.own), {})[label] = None
+            labels.setdefault(trial.series, {})[label] = None
     if len(labels) == 1:
-        (settings,) = labels.values()
-        return {label: line_style(i) for i, label in enumerate(settings)}
-    return {
+        ((series, settings),) = labels.items()
+        return {series: line_style(0)} | {label: line_style(i) for i, label in enumerate(settings)}
+    methods = {series: line_style(i) for i, series in enumerate(labels)}
+    return methods | {
         label: line_style(method, setting, len(settings))
         for method, settings in enumerate(labels.values())
         for setting, label in enumerate(settings)
     }
+
+
+def by_method(group: Group, styles: Styles) -> Styles:
+    """Returns the styles of a group's trials: the methods' colours if no method has two trials."""
+    series = [trial.series for trial in group.trials]
+    if len({*series}) < len(series):
+        return styles
+    return {label: styles[of] for label, of in zip(group.labels, series, strict=True)}
 
 
 def draw_curves(
@@ -96,7 +107,9 @@ def draw_curves(
     return drawn
 
 
-def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Drawn]:
+def draw_clients(
+    group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
+) -> list[Drawn]:
     """Draws the scores of a group's clients; the arguments are as in :func:`draw_curves`."""
     drawn = []
     for part, labels, trials in _parts(group):
@@ -104,7 +117,7 @@ def draw_clients(group: Group, folder: Path, mark: str, title: str) -> list[Draw
         if shown:
             found = Drawn(f"clients{mark}{part}", "Clients by their score after the last round")
             for path in found.paths(folder):
-                draw_histograms(shown, path, _fit(title, 100))
+                draw_histograms(shown, path, _fit(title, 100), styles)
             drawn.append(found)
     return drawn
 
@@ -140,13 +153,19 @@ def _fit(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
 
 
-def draw_histograms(shown: Sequence[tuple[str, Trial]], path: Path, title: str) -> None:
+def draw_histograms(
+    shown: Sequence[tuple[str, Trial]],
+    path: Path,
+    title: str,
+    styles: Styles = MappingProxyType({}),
+) -> None:
     """Draws histograms of the clients' scores, all runs together, to one scale.
 
     Args:
         shown: the trials and their labels.
         path: a .png, .pdf or .svg file.
         title: above them.
+        styles: styles with the colours of the bars, see :func:`styles_of`.
     """
     from matplotlib.ticker import PercentFormatter
 
@@ -161,10 +180,11 @@ def draw_histograms(shown: Sequence[tuple[str, Trial]], path: Path, title: str) 
         for axis in axes.flat[len(shown) :]:
             axis.set_visible(False)
         for axis, found, (label, trial) in zip(axes.flat, values, shown, strict=False):
-            axis.hist(found, edges, weights=np.full(len(found), 1 / len(found)), color=COLOURS[0])
+            colour = styles.get(label, {"color": COLOURS[0]})["color"]
+            axis.hist(found, edges, weights=np.full(len(found), 1 / len(found)), color=colour)
             worst = worst_tenth(trial)
             if worst is not None:
-                axis.axvline(scale * worst.mean, color=COLOURS[2], linestyle="--", linewidth=1.2)
+                axis.axvline(scale * worst.mean, color="#000000", linestyle="--", linewidth=1.2)
             axis.set_title(textwrap.fill(literal(_fit(label, 90)), 34))
             axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
             axis.grid()
@@ -228,6 +248,50 @@ def draw_grid(grid: Grid, path: Path, title: str) -> None:
         if high > low:
             bar = figure.colorbar(image, label=moment + " (%)" * metric.percent)
             bar.outline.set_visible(False)
+
+
+def draw_ranks(
+    averages: Mapping[str, float], distance: float, path: Path, title: str, styles: Styles
+) -> None:
+    """Draws a critical-difference diagram: bars join methods that the test cannot tell apart.
+
+    Args:
+        averages: the average rank of each method.
+        distance: the critical difference.
+        path: a .png, .pdf or .svg file.
+        title: above it.
+        styles: the colours of the methods, see :func:`styles_of`.
+
+    Source: Demšar 2006 <https://jmlr.org/papers/v7/demsar06a.html>, figure 1.
+    """
+    order = sorted(averages, key=averages.__getitem__)
+    ranked = np.array([averages[name] for name in order])
+    bars, half = cliques(ranked, distance), math.ceil(len(order) / 2)
+    last, first_line = len(order), 0.5 + 0.22 * len(bars)
+    depth = first_line + 0.4 * half
+    with picture(path, WIDTH * 0.8, 0.9 + 0.42 * depth, title) as figure:
+        axis = figure.subplots()
+        axis.set(xlim=(0.3 - 0.4 * last, 0.7 + 1.4 * last), ylim=(depth, -1.3))
+        axis.axis("off")
+        ink: dict[str, Any] = {"color": "#000000", "solid_capstyle": "butt"}
+        axis.plot([1, last], [0, 0], linewidth=0.8, **ink)
+        for rank in range(1, last + 1):
+            axis.plot([rank, rank], [0, -0.12], linewidth=0.8, **ink)
+            axis.text(rank, -0.2, str(rank), ha="center", va="bottom", fontsize=7)
+        axis.plot([1, 1 + distance], [-0.8, -0.8], linewidth=1.6, **ink)
+        axis.text(1, -0.87, f"critical difference {distance:.2f}", va="bottom", fontsize=7)
+        for i, (low, high) in enumerate(bars):
+            ends = [ranked[low] - 0.05, ranked[high] + 0.05]
+            axis.plot(ends, [0.28 + 0.22 * i] * 2, linewidth=2.4, **ink)
+        for i, name in enumerate(order):
+            left = i < half
+            y = first_line + 0.4 * (i if left else last - 1 - i)
+            side = 0.7 if left else last + 0.3
+            colour = styles.get(name, {"color": "#000000"})["color"]
+            axis.plot([ranked[i], ranked[i], side], [0, y, y], color=colour, linewidth=1.4)
+            text = f"{literal(_fit(name, 28))} ({ranked[i]:.2f})"
+            axis.text(side + (-0.06 if left else 0.06), y, text, va="center",
+                      ha="right" if left else "left", fontsize=7)  # fmt: skip
 
 
 def _short(value: float, metric: Metric) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
 from fedjax_sim.cli.reading import check_entries
-from fedjax_sim.cli.reporting.folders import Rows, is_study, named, study_of
+from fedjax_sim.cli.reporting.folders import StudyRecord, is_study, named, study_of
 from fedjax_sim.cli.reporting.problems import Problem, problem_of
 from fedjax_sim.cli.resuming import HARMLESS
 
@@ -27,7 +27,7 @@ ACROSS = {"samples": "training samples visited", "seconds": "simulated seconds"}
 
 NO_SETTINGS = frozenset(
     {"algo", "compare", "options", "arguments", "partition_hashes", "partitions", "initial_sha256"}
-    | {"malicious", "metric"}
+    | {"malicious", "metric", "data", "programs", "format"}
     | HARMLESS
 )
 """What ``config.json`` has that nobody has set, or that changes no result."""
@@ -55,6 +55,7 @@ class Trial:
         run: the name of its folder.
         algorithm: as the command names it.
         row: the study's name for the method; None outside of a study.
+        cell: the settings that set its cell of the study apart; empty outside of a study.
         alone: whether this setting is the row's only one.
         own: whether personal models are scored.
         problem: the learning problem.
@@ -76,6 +77,7 @@ class Trial:
     run: str
     algorithm: str
     row: str | None
+    cell: Mapping[str, Any]
     alone: bool
     own: bool
     problem: Problem
@@ -108,6 +110,11 @@ class Trial:
         return self.plain if self.row is None else self.row
 
     @property
+    def series(self) -> str:
+        """The method, and whether it is the clients' own models that are scored."""
+        return f"{self.method}{', own models' * self.own}"
+
+    @property
     def label(self) -> str:
         """The method with its setting, as tables and pictures name it."""
         if self.row is None or (not self.alone and self.row.partition("(")[0] == self.plain):
@@ -125,36 +132,37 @@ class Reading(NamedTuple):
         trials: their methods, in order.
         unfinished: runs without a result, in words.
         baseline: the row that the first study compares the others with; None without a study.
+        columns: the setting that is across in the first study's table, or None.
     """
 
     runs: dict[str, SavedRun]
     trials: list[Trial]
     unfinished: list[str]
     baseline: str | None
+    columns: str | None
 
 
 def read(folders: Sequence[Path]) -> Reading:
     """Reads run folders, and the cells of study folders.
 
     Raises:
-        ValueError: if a folder has no run or is damaged, nothing is finished, or tasks
-            differ.
+        ValueError: if a folder has no run or is damaged, or nothing is finished.
     """
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
     unfinished: list[str] = []
     for folder in folders:
         check_entries(folder)
-    studies = [study_of(folder) for folder in folders if is_study(folder)]
-    for name, (folder, rows) in named(folders).items():
-        if rows is not None and not (folder / "summary.json").exists():
+    studies = {folder: study_of(folder) for folder in folders if is_study(folder)}
+    for name, (folder, study) in named(folders, studies).items():
+        if study is not None and not (folder / "summary.json").exists():
             unfinished.append(name)
             continue
         saved = load_run(folder)
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
         try:
-            trials += [trial for a in finished for trial in _trials(name, saved, a, rows or {})]
+            trials += [trial for a in finished for trial in _trials(name, saved, a, study)]
         except KeyError as error:
             raise ValueError(f"the records of {folder} are damaged: they lack {error}") from error
         except (TypeError, AttributeError, IndexError) as error:
@@ -163,12 +171,14 @@ def read(folders: Sequence[Path]) -> Reading:
             runs[name] = saved
     if not trials:
         raise ValueError(f"nothing is finished in {', '.join(map(str, folders))}")
-    _check_alike(runs)
-    baseline = next((study["baseline"] for study in studies if "baseline" in study), None)
-    return Reading(runs, trials, unfinished, baseline)
+    baseline = next((s.baseline for s in studies.values() if s.baseline), None)
+    columns = next((s.columns for s in studies.values() if s.columns), None)
+    return Reading(runs, trials, unfinished, baseline, columns)
 
 
-def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Iterator[Trial]:
+def _trials(
+    name: str, saved: SavedRun, algorithm: str, study: StudyRecord | None
+) -> Iterator[Trial]:
     """Yields a method's series: of the server's model, and of the clients' own if it has any.
 
     Those of a study come once for each row that has the setting.
@@ -188,6 +198,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
     whose = [] if summary.get("own_leaves") else [False]
     if rounds and "personal" in next(iter(rows.values()))[-1]:
         whose.append(True)
+    of_study = {} if study is None else study.rows
     rows_of = {row: len(texts) == 1 for row, texts in of_study.items() if algorithm in texts}
     for own, (row, alone) in itertools.product(whose, rows_of.items() or [(None, False)]):
         place = ["personal"] if own else []
@@ -200,6 +211,7 @@ def _trials(name: str, saved: SavedRun, algorithm: str, of_study: Rows) -> Itera
             run=name,
             algorithm=algorithm,
             row=row,
+            cell={} if study is None else study.cells.get(saved.folder.name, {}),
             alone=alone,
             own=own,
             problem=problem_of(settings, score),
@@ -278,15 +290,3 @@ def _score(saved: SavedRun) -> str:
             return str(saved.summary[algorithm]["score"])
     settings = saved.settings
     return f"{'' if settings['split'] == 'official' else 'client_'}{settings['score']}"
-
-
-def _check_alike(runs: Mapping[str, SavedRun]) -> None:
-    """Rejects tasks that cannot be compared; names the two runs."""
-    (first, one), *others = runs.items()
-    for name, other in others:
-        ours, theirs = (saved.settings["task"].partition("(")[0] for saved in (one, other))
-        if ours != theirs:
-            raise ValueError(
-                f"{first} is {ours}, and {name} is {theirs}: they must be of one task, each in a "
-                "report of its own"
-            )

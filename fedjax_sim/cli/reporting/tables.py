@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.report import byte_unit, in_unit, number, target_text, to_target, with_std
 from fedjax_sim.cli.reporting.compare import (
-    Difference,
     Group,
     Moment,
     Over,
@@ -21,7 +20,9 @@ from fedjax_sim.cli.reporting.compare import (
     worst_tenth,
 )
 from fedjax_sim.cli.reporting.read import Floats, Trial
+from fedjax_sim.cli.reporting.statistics import Difference, holm
 
+T = TypeVar("T")
 MOMENTS: tuple[Moment, ...] = ("final", "validated", "validation")
 
 
@@ -31,12 +32,18 @@ class Best(str):
     __slots__ = ()
 
 
+class Second(str):
+    """The text of a cell that is the second-best of its column."""
+
+    __slots__ = ()
+
+
 class Table(NamedTuple):
     """A table.
 
     Attributes:
         head: the titles of its columns; the first column has names, the others have numbers.
-        rows: texts, see :class:`Best`.
+        rows: texts, see :class:`Best` and :class:`Second`.
         words: whether other columns have words too.
     """
 
@@ -76,15 +83,14 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
     trials, metric = group.trials, group.trials[0].metric
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
     overs = {m: [over_runs(t, m) for t in trials] for m in moments}
-    best = {m: _best(overs[m], metric) for m in moments}
+    cells = {m: _scored(overs[m], metric) for m in moments}
     size = byte_unit(sent for trial in trials for sent in sent_bytes(trial))
     found = differences(group)
     rows = []
     for i, trial in enumerate(trials):
         row = {"method": group.label(trial), "runs": str(trial.runs)}
         for moment in moments:
-            text = over_text(overs[moment][i], metric)
-            row[moment + " %" * metric.percent] = Best(text) if i in best[moment] else text
+            row[moment + " %" * metric.percent] = cells[moment][i]
         if with_differences:
             one = found.get(trial)
             known = one is not None and len(one.values) > 0
@@ -100,13 +106,35 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
     return by_title(rows)
 
 
-def _best(overs: Sequence[Over | None], metric: Metric) -> set[int]:
-    """Returns the places of the best mean; means with the same text are equal."""
-    means = {i: o.mean for i, o in enumerate(overs) if o is not None and not math.isnan(o.mean)}
-    if len(means) < 2:
-        return set()
-    best = (min if metric.best == "lowest" else max)(means.values())
-    return {i for i, mean in means.items() if number(mean, metric) == number(best, metric)}
+def _scored(overs: Sequence[Over | None], metric: Metric) -> list[str]:
+    means = [math.nan if over is None else over.mean for over in overs]
+    return placed([over_text(over, metric) for over in overs], means, metric)
+
+
+def placed(
+    texts: Sequence[str], means: Sequence[float], shown: Metric | Sequence[str]
+) -> list[str]:
+    """Marks the best of at least two cells of a column, and the second-best of at least three.
+
+    Args:
+        texts: the cells.
+        means: their numbers; NaN is not known.
+        shown: how the means are read, or their texts (then the lowest is the best). Means with the
+            same text are equal.
+
+    >>> [type(cell).__name__ for cell in placed("abcd", [1, 2, 3, 1], Metric())]
+    ['str', 'Second', 'Best', 'str']
+    """
+    lowest = not isinstance(shown, Metric) or shown.best == "lowest"
+    written = [number(m, shown) for m in means] if isinstance(shown, Metric) else shown
+    known = [i for i, mean in enumerate(means) if not math.isnan(mean)]
+    known.sort(key=lambda i: means[i], reverse=not lowest)
+    first = [*dict.fromkeys(written[i] for i in known)][: len(texts) - 1]
+    marks = dict(zip(first, (Best, Second), strict=False))
+    return [
+        marks[written[i]](text) if i in known and written[i] in marks else text
+        for i, text in enumerate(texts)
+    ]
 
 
 def sent_bytes(trial: Trial) -> tuple[float, float]:
@@ -130,6 +158,7 @@ def compared(group: Group) -> Table:
     """Returns the differences to the baseline; the group must have one."""
     metric = group.trials[0].metric
     rows = []
+    corrected = with_holm(differences(group))
     for trial, found in differences(group).items():
         n = len(found.values)
         gain = _gain(found, metric) if n else "no pairs"
@@ -144,10 +173,21 @@ def compared(group: Group) -> Table:
                 "of them equal": str(found.equal) if n else "-",
                 f"difference{' (points)' * metric.percent}": gain,
                 "p": chance(found.p),
+                "p, Holm": chance(corrected.get(trial)),
                 "least p of so many": chance(None if found.p is None else found.least),
             }
         )
     return by_title(rows)
+
+
+def with_holm(found: Mapping[T, Difference]) -> dict[T, float]:
+    """Returns p corrected for the number of comparisons; those without pairs are left out.
+
+    Equal scores count as a comparison with p = 1.
+    """
+    known = {key: of for key, of in found.items() if len(of.values)}
+    p = holm(np.array([1.0 if of.p is None else of.p for of in known.values()]))
+    return dict(zip(known, p.tolist(), strict=True))
 
 
 def _gain(found: Difference, metric: Metric) -> str:

@@ -25,7 +25,7 @@ MOST_CELLS = 10_000
 """Cells of a study, each of which is a run with a folder of its own."""
 
 TABLES = ("run", "grid", "methods")
-KEYS = (*TABLES, "cells", "baseline")
+KEYS = (*TABLES, "cells", "baseline", "table")
 MACHINE = frozenset(field.name for field in dataclasses.fields(Machine)) | {
     field.name for field in dataclasses.fields(Source) if field.metadata["setting"].place
 }
@@ -60,14 +60,17 @@ class Study(NamedTuple):
     """The contents of a study file.
 
     Attributes:
-        rows: the settings of each row of the table, of which the best is chosen.
+        rows: the settings of each row of the table; the best one is chosen.
         baseline: the row that the others are compared with.
         cells: one for each combination of the grid.
+        across: the setting whose values are the columns of the table; None for a table with a line
+            for each method and cell.
     """
 
     rows: Mapping[str, tuple[str, ...]]
     baseline: str
     cells: tuple[Cell, ...]
+    across: str | None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -89,8 +92,8 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     Args:
         path: a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with
           a list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a
-          list of texts). With an array of tables ``cells`` (settings that go together) and
-          ``baseline``, a row.
+          list of texts). With an array of tables ``cells`` (settings that go together),
+          ``baseline``, a row, and ``table``, with ``columns``, a setting of ``grid`` or ``cells``.
         trust: the modules that its names may import.
 
     Returns:
@@ -154,7 +157,22 @@ def _study(given: Mapping[str, Any]) -> Study:
         raise ValueError("cells must differ from each other")
     if len({cell.name for cell in found}) < len(found):  # they differ in signs that no name has
         found = [cell._replace(name=f"{i}-{cell.name}") for i, cell in enumerate(found, 1)]
-    return Study(rows, baseline, tuple(found))
+    study = Study(rows, baseline, tuple(found), None)
+    return study._replace(across=_across(given.get("table"), study.columns))
+
+
+def _across(table: Any, known: Sequence[str]) -> str | None:
+    if table is None:
+        return None
+    if not isinstance(table, Mapping):
+        raise ValueError(f'table must be a table, [table], with columns = "NAME", got {table!r}')
+    _check_keys("table.", table, ("columns",))
+    if (columns := table.get("columns")) not in known:
+        allowed = ", ".join(known) or "none here: grid or cells must have one"
+        raise ValueError(
+            f"table.columns must be a setting of grid or cells ({allowed}), got {columns!r}"
+        )
+    return str(columns)
 
 
 def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:

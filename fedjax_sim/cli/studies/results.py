@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,19 @@ from fedjax_sim.base import Metric
 from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.report import with_std
-from fedjax_sim.cli.reporting.compare import paired
-from fedjax_sim.cli.reporting.formats import csv_cell, latex, markdown
-from fedjax_sim.cli.reporting.tables import Best, Table
+from fedjax_sim.cli.reporting.formats import (
+    BOLD,
+    STARS,
+    comma_separated,
+    latex_of,
+    markdown,
+    plain,
+    terminal,
+)
+from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, paired, spread
+from fedjax_sim.cli.reporting.tables import Table, placed
+from fedjax_sim.cli.reporting.wide import wides
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies import plan
 
@@ -125,23 +134,52 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
     return max(finished, key=score, default=None)
 
 
-def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> Table:
-    """Writes ``results.csv`` (a line for each run), and as ``.md`` and ``.tex`` the table."""
-    keys, lines = study.columns, io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow([*keys, "method", "setting", "seed", "fold", "validation", "test"])
+def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> str:
+    """Writes ``results.csv`` (a line for each run), and as ``.md`` and ``.tex`` the table.
+
+    Returns:
+        The table for the terminal.
+    """
+    write_text(folder / "results.csv", comma_separated([*_lines(study, rows)]))
+    if study.across is None:
+        made = [("", table(study, rows), explained(rows))]
+    else:
+        made = [(w.title, w.table(), w.note) for w in wides(read([folder]), study.across)]
+    pages = ([plain(title), markdown(found), plain(note)] for title, found, note in made)
+    write_text(folder / "table.md", _paragraphs(pages) + "\n")
+    write_text(folder / "table.tex", latex_of(made))
+    return _paragraphs(
+        [title, terminal(found), note.replace(BOLD, STARS)] for title, found, note in made
+    )
+
+
+def _paragraphs(parts: Iterable[Iterable[str]]) -> str:
+    return "\n\n".join(filter(None, chain.from_iterable(parts)))
+
+
+def _lines(study: plan.Study, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     for row in rows:
         for i, run in enumerate(row.runs if row.setting else ()):
-            validation = "" if row.validation is None else _number(row.validation[i])
-            place = [run["seed"], run.get("fold", "")]
-            named = [*(row.settings.get(key, "") for key in keys), row.method, row.setting]
-            scores = [validation, _number(row.scores[i])]
-            writer.writerow([*map(csv_cell, named), *place, *scores])
-    found = table(study, rows)
-    write_text(folder / "results.csv", lines.getvalue())
-    write_text(folder / "table.md", markdown(found) + "\n")
-    write_text(folder / "table.tex", latex({"": found}))
-    return found
+            named = {key: row.settings.get(key, "") for key in study.columns}
+            named |= {"method": row.method, "setting": row.setting}
+            named |= {"seed": run["seed"], "fold": run.get("fold")}
+            validation = None if row.validation is None else float(row.validation[i])
+            yield named | {"validation": validation, "test": float(row.scores[i])}
+
+
+def explained(rows: Sequence[Row]) -> str:
+    """Describes the numbers and the marks of the table."""
+    text = BOLD + " " + spread(len(row.runs) for row in rows)
+    if rows[0].validation is not None:
+        text += " Each run at the round that is best on its validation set."
+    if own := dict.fromkeys(row.method for row in rows if row.own):
+        text += f" Scores of the clients' own models: {', '.join(own)}."
+    runs = max(len(row.runs) for row in rows)
+    folds = any("fold" in run for row in rows for run in row.runs)
+    text += f" p: {OF_FOLDS if folds else OF_SEEDS}; two-sided, of the runs' differences, not "
+    text += "corrected for the number of comparisons"
+    least = f" (of {runs} runs at least {2 ** (1 - runs):.2g})" * (runs > 1 and not folds)
+    return f"{text}{least}."
 
 
 def table(study: plan.Study, rows: Sequence[Row]) -> Table:
@@ -155,14 +193,16 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
     lines = []
     for inside in cells.values():
         (baseline,) = (row for row in inside if row.method == study.baseline)
-        best = best_of(inside)
-        for row in inside:
+        known = [row.scores[np.isfinite(row.scores)] for row in inside]
+        means = [float(of.mean()) if len(of) else math.nan for of in known]
+        shown = placed([*map(shown_score, inside)], means, inside[0].metric)
+        for row, score in zip(inside, shown, strict=True):
             named = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
                 lines.append([*named, "-", "diverged", "-", "-", "-"])
                 continue
-            score = shown_score(row) + (f" ({_named(row)})" if len(scores) > 1 else "")
-            score = Best(score) if row is best else score
+            if len(scores) > 1:
+                score = type(score)(f"{score} ({_named(row)})")
             numbers = [*_compared(row, baseline), f"{row.megabytes:,.1f}"]
             lines.append([*named, row.setting, score, *numbers])
     return Table(head, lines, words=True)
@@ -197,7 +237,3 @@ def _compared(row: Row, baseline: Row) -> tuple[str, str]:
     mean = float(found.values.mean())
     told = f"{100 * mean:+.2f}" if row.metric.percent else f"{mean:+.4g}"
     return told, "-" if found.p is None else f"{found.p:.2g}"
-
-
-def _number(value: float) -> str:
-    return repr(float(value)) if math.isfinite(value) else ""
