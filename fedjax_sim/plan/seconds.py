@@ -28,7 +28,7 @@ DEADLINE = Need(
     "clock",
     "rounds that end by a deadline",
     lambda parts: parts.clock is not None and parts.clock.deadline is not None,
-    "clock=simulated(..., deadline=...), or --clock and --deadline",
+    "clock=simulated(..., deadline=...), or --clock",
 )
 
 

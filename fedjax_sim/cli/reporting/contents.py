@@ -288,9 +288,8 @@ def _origin(reading: Reading) -> list[Any]:
         row = {"run": name, "devices": f"{len(devices)} x {devices[0]}" if devices else "-"}
         if not same:
             row["versions"] = versions[name]
-        row["command"] = shlex.join(
-            ["python", "-m", "fedjax_sim.bench", *run.settings["arguments"]]
-        )
+        command = shlex.join(["python", "-m", "fedjax_sim.bench", *run.settings["arguments"]])
+        row["command"] = "composed in Python" if run.settings.get("composed") else command
         rows.append(row)
     table = by_title(rows, words=True)
     return [f"Versions: {next(iter(versions.values()))}.", table] if same else [table]
