@@ -596,7 +596,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "no deadline": (
         lambda: algorithm(fs.selection.within_deadline(4), CLOCK),
         r"selection within_deadline\(4\) needs rounds that end by a deadline, clock is "
-        r"simulated\(.*\): use clock=simulated\(..., deadline=...\), or --clock and --deadline",
+        r"simulated\(.*\): use clock=simulated\(..., deadline=...\), or --clock",
     ),
     "no clock": (
         lambda: fs.algorithms.fedcs(local(), clients_per_round=4, clock=None),
