@@ -34,6 +34,7 @@ OPERATORS = {
     ast.NotIn: ("not in", "in"), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"),
     ast.Div: ("/", "*"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
 }  # fmt: skip
+CONFTEST = "tests/conftest.py"  # doctests alone would not load it
 EXTREMA = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 
 
@@ -129,7 +130,7 @@ def record() -> coverage.CoverageData:
     for tests in [*(ROOT / "fedjax_sim").glob("[!_]*/"), *(ROOT / "tests").glob("test_*.py")]:
         file = RECORDS / f"{tests.stem}.coverage"
         if not file.exists():
-            subprocess.run([sys.executable, *run.split(), str(tests)], cwd=ROOT, env=env)
+            subprocess.run([sys.executable, *run.split(), CONFTEST, str(tests)], cwd=ROOT, env=env)
             unfinished.rename(file)
         found = coverage.CoverageData(str(file))
         found.read()
@@ -154,8 +155,10 @@ def choose(data: coverage.CoverageData, mutant: Mutant) -> list[list[str]]:
 
 def first_failure(tests: list[str], limit: float) -> str:
     """Runs tests until one fails, and returns its name; the empty string if all pass."""
-    run = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=limit)
+    run = "-m pytest -q -x -rfE -p no:cacheprovider " + CONFTEST
+    done = subprocess.run(
+        [sys.executable, *run.split(), *tests], capture_output=True, text=True, timeout=limit
+    )
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return "" if done.returncode == 0 else found[1] if found else tests[0]
 
