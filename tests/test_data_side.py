@@ -138,6 +138,7 @@ def test_fedaug_leaves_a_mild_client_and_reports_a_missing_class(skewed: Partiti
     lists[0] = lists[0][BALANCED[lists[0]] != 7]
     plan = fedaug(BALANCED, partition_from_lists(lists), 0.4)
     assert np.argwhere(plan.missing).tolist() == [[0, 7]]
+    assert not fedaug(BALANCED, partition_from_lists(lists), 1.5).missing.any()  # mild without 7
     distances = own_emd(label_table(BALANCED, plan.partition, 10))
     assert distances[0] > 0.41
     np.testing.assert_allclose(distances[1:], 0.4, atol=0.01)

@@ -153,6 +153,7 @@ def test_some_partition_is_possible_without_a_word(case: str) -> None:
     deal = dealing.choose(None, None, mine, (0, 1, 2), flag="--partition")
     assert (deal.text, deal.clients) == (wanted, min(n // 2, 40))
     assert deal.why.startswith("the default")
+    assert ("labels reach EMD" in deal.why) == (wanted not in ("iid", "emd(1.4)"))
     sample = parse_sampler(deal.text)[1]
     for p in deal_seeds(sample, mine, deal.clients, (0, 1, 2), origin="", flags=[]):
         assert p.sizes.min() > 0

@@ -127,17 +127,23 @@ _distinct = jax.jit(draws.distinct, static_argnums=(1, 2))
 
 @pytest.mark.parametrize("own", some_slow([False, True]))
 def test_the_largest_losses_of_those_asked(own: bool) -> None:
-    """Candidates by their samples; they have the model, of which a bias may be their own."""
-    d = 5
+    """Candidates by their samples; they have the model, of which a bias may be their own.
+
+    All of it takes less than a second: whoever sleeps takes no time at all.
+    """
+    d, up = 5, fs.clock.tiers(1e5, 3e5)
+    clock = CLOCK.replace(
+        compute=fs.clock.tiers(1e-4, 2e-4, 1e-3), link=fs.clock.bandwidth(up, 4e5)
+    )
     part = {"exchange": fs.exchange.split(own=fs.leaves.named("*/bias"))} if own else {}
     score = reports.mean_loss(risk(), batch_size=3)
-    made = algorithm(fs.selection.power_of_choice(d, score), CLOCK, **part)
+    made = algorithm(fs.selection.power_of_choice(d, score), clock, **part)
     size = made.traffic(net().init(jax.random.key(0)), data())
     assert (size.answer, size.upload) == (4, 4 * 6 * 3 if own else SIZE)
-    step, up_rate = drawn(CLOCK.compute, Device.COMPUTE), drawn(UP, Device.UP)
+    step, up_rate = drawn(clock.compute, Device.COMPUTE), drawn(up, Device.UP)
     asleep = 0
     for key, state, metrics, _ in play(made):
-        awake = there(CLOCK, key, state)
+        awake = there(clock, key, state)
         candidates = _by_size(stream(key, Round.POLL), d, data().start).tolist()
         assert len(set(candidates)) == d
         asked = [k for k in candidates if awake[k]]
@@ -150,7 +156,7 @@ def test_the_largest_losses_of_those_asked(own: bool) -> None:
         counts = (metrics.answers, metrics.downloads, metrics.uploads)
         assert [*map(int, counts)] == [len(asked), len(asked), len(first)]
         before = [
-            size.download / 40 + -(-SIZES[k] // B) / 3 * step[k] + 4 / up_rate[k] for k in asked
+            size.download / 4e5 + -(-SIZES[k] // B) / 3 * step[k] + 4 / up_rate[k] for k in asked
         ]
         after = [STEPS[k] * step[k] + size.upload / up_rate[k] for k in first]
         assert metrics.time is not None

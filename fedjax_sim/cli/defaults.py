@@ -91,7 +91,11 @@ def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -
 
 
 def defaults_of(dataset: str) -> Defaults:
-    """Returns the default settings of a data set, by its name."""
+    """Returns the default settings of a data set, by its name.
+
+    >>> defaults_of("csv:pets.csv,label=kind") == DEFAULTS[TABLE]
+    True
+    """
     key, _ = parse_dataset(dataset)
     options = dataset.split(",")[1:] if key == "csv" else []
     table = any(option.strip().startswith("label=") for option in options)
