@@ -9,13 +9,9 @@ the data, see :func:`label_flip`.
 
 from __future__ import annotations
 
-from fedjax_sim.attacks._alone import gaussian as gaussian
-from fedjax_sim.attacks._alone import sign_flip as sign_flip
-from fedjax_sim.attacks._malicious import Malicious as Malicious
-from fedjax_sim.attacks._malicious import byzantine, label_flip
-from fedjax_sim.attacks._optimised import optimised as optimised
-from fedjax_sim.attacks._together import alie as alie
-from fedjax_sim.attacks._together import ipm as ipm
-from fedjax_sim.attacks._together import mimic as mimic
+from fedjax_sim.attacks._alone import gaussian, sign_flip
+from fedjax_sim.attacks._malicious import Malicious, byzantine, label_flip
+from fedjax_sim.attacks._optimised import optimised
+from fedjax_sim.attacks._together import alie, ipm, mimic
 
 __all__ = ["byzantine", "label_flip"]

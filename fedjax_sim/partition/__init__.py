@@ -6,19 +6,22 @@ from fedjax_sim.partition._label_free import iid, natural, power_law, quantity
 from fedjax_sim.partition._limit_label import limit_label, limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
 from fedjax_sim.partition._shards import label_sets, shards
-from fedjax_sim.partition._target_emd import limit_label_emd, robin_hood
-from fedjax_sim.partition._target_emd import reachable_emd as reachable_emd
+from fedjax_sim.partition._target_emd import limit_label_emd, reachable_emd, robin_hood
 from fedjax_sim.partition.draw import draw_partition, draw_skew
 from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings, q_setting
-from fedjax_sim.partition.measures import SizeStatistics as SizeStatistics
-from fedjax_sim.partition.measures import c_score, emd, jsd, kl
-from fedjax_sim.partition.measures import client_emds as client_emds
-from fedjax_sim.partition.measures import client_jsds as client_jsds
-from fedjax_sim.partition.measures import client_kls as client_kls
-from fedjax_sim.partition.measures import size_statistics as size_statistics
+from fedjax_sim.partition.measures import (
+    SizeStatistics,
+    c_score,
+    client_emds,
+    client_jsds,
+    client_kls,
+    emd,
+    jsd,
+    kl,
+    size_statistics,
+)
 from fedjax_sim.partition.report import SkewReport, skew_report
-from fedjax_sim.partition.samplers import SAMPLERS, expected_emd, parse_sampler
-from fedjax_sim.partition.samplers import Sample as Sample
+from fedjax_sim.partition.samplers import SAMPLERS, Sample, expected_emd, parse_sampler
 from fedjax_sim.partition.table import (
     Partition,
     label_table,
@@ -26,8 +29,8 @@ from fedjax_sim.partition.table import (
     partition_from_lists,
     partition_hash,
     save_partition,
+    validate_partition,
 )
-from fedjax_sim.partition.table import validate_partition as validate_partition
 
 __all__ = [
     "SAMPLERS",

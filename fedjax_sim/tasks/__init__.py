@@ -5,8 +5,7 @@ from fedjax_sim.tasks._classification import classification
 from fedjax_sim.tasks._multi_label import multi_label
 from fedjax_sim.tasks._next_token import next_token
 from fedjax_sim.tasks._regression import regression
-from fedjax_sim.tasks.choice import scoring
-from fedjax_sim.tasks.choice import task_of as task_of
+from fedjax_sim.tasks.choice import scoring, task_of
 from fedjax_sim.tasks.sums import add_up, plain_sums, ratio
 
 __all__ = [

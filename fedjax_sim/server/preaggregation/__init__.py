@@ -8,8 +8,7 @@ from fedjax_sim.privacy import (
     gaussian_mechanism,
     tree_mechanism,
 )
-from fedjax_sim.server.preaggregation._discrepancy import Discrepancy as Discrepancy
-from fedjax_sim.server.preaggregation._discrepancy import discrepancy
+from fedjax_sim.server.preaggregation._discrepancy import Discrepancy, discrepancy
 from fedjax_sim.server.preaggregation._fair import agnostic, q_fair
 from fedjax_sim.server.preaggregation._mixing import bucketing, nearest_neighbour_mixing
 from fedjax_sim.server.preaggregation._nova import normalise
