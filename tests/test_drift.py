@@ -370,7 +370,7 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     method: Any = getattr(algorithms, name)
     if name in ("moon", "fedntd", "fedgkd"):
         options["model"] = net
-    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedsam", "fedlesam"):
+    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam"):
         options["objective"] = fs.empirical_risk(net)
     if name == "feddisco":
         options["classes"] = 3
@@ -421,6 +421,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedntd": {"beta": 0.0},
     "fedgkd": {"gamma": 0.0},
     "fedlc": {"tau": 0.0},
+    "fedrs": {"alpha": 1.0},
     "fedsam": {"rho": 0.0},
     "feddisco": {"disco_a": 0.0, "disco_b": 0.0},
     "feddisco, nobody": {"disco_a": 1e9, "disco_b": 0.1},  # then the samples count

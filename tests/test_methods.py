@@ -218,6 +218,7 @@ METHODS: dict[str, Sent] = {
     "fedntd": Sent(),
     "fedgkd": Sent({"buffer": 2}, down=times(2)),  # a teacher, of however many models
     "fedlc": Sent(),
+    "fedrs": Sent(),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
     # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
     "ccvr": Sent(

@@ -9,7 +9,7 @@ from fedjax_sim.client import terms
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation
 
-__all__ = ["feddisco", "fedgkd", "fedlc", "fedntd", "moon"]
+__all__ = ["feddisco", "fedgkd", "fedlc", "fedntd", "fedrs", "moon"]
 
 
 @method
@@ -123,6 +123,34 @@ def fedlc(
         clients_per_round=clients_per_round,
         equal_weights=equal_weights,
     )
+
+
+@method
+def fedrs(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    alpha: float = 0.5,
+) -> Algorithm:
+    r"""FedRS: scales down the training logits of classes that a client lacks.
+
+    .. math:: \alpha^{[n_{k,y} = 0]} f_{k,y}(x)
+
+    Args:
+        alpha: α: the scale; 1 is FedAvg.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if the objective is not an ``empirical_risk``, or alpha is out of range.
+
+    Source: Li, Zhan, "FedRS: federated learning with restricted softmax for label distribution
+    non-IID data", KDD 2021 <https://doi.org/10.1145/3447548.3467254>.
+    """
+    changed = terms.remade(objective, adjust=terms.restricted(alpha))
+    return fedavg(local.change(objective=changed), clients_per_round=clients_per_round)
 
 
 @method

@@ -15,6 +15,7 @@ from fedjax_sim.base import (
     Part,
     Positive,
     PyTree,
+    Share,
     Variables,
 )
 from fedjax_sim.client.distilling import (
@@ -50,6 +51,7 @@ __all__ = [
     "own_outputs",
     "past_models",
     "prototypes",
+    "restricted",
     "sharpness_aware",
     "teacher_distillation",
 ]
@@ -99,6 +101,38 @@ class calibration(Part):
     def __call__(self, logits: Array, context: Context) -> Array:
         counts = label_counts(context, logits.shape[-1]).astype(logits.dtype)
         return logits - self.tau * jnp.maximum(counts, RARE)[None] ** -0.25
+
+
+class restricted(Part):
+    r"""FedRS's restricted softmax: the logits of classes that a client lacks are scaled down.
+
+    .. math:: \alpha^{[n_{k,y} = 0]} f_{k,y}(x)
+
+    n_{k,y} is the number of the client's samples of class y. In evaluation nothing is scaled.
+
+    Args:
+        alpha: α; 1 changes nothing.
+
+    Raises:
+        ValueError: if alpha is out of range.
+
+    Source: Li and Zhan 2021 <https://doi.org/10.1145/3447548.3467254>.
+
+    Example:
+        >>> from fedjax_sim.base import ClientView
+        >>> y = jnp.array([0, 0, 1], jnp.int32)
+        >>> client = ClientView(jnp.zeros((3, 1)), y, jnp.arange(3), jnp.int32(0), jnp.int32(3), 3)
+        >>> restricted(0.5)(jnp.ones((1, 3)), Context(None, client, None)).tolist()
+        [[1.0, 1.0, 0.5]]
+    """
+
+    alpha: Share
+
+    for_classes = True
+
+    def __call__(self, logits: Array, context: Context) -> Array:
+        known = label_counts(context, logits.shape[-1])[None] > 0
+        return jnp.where(known, logits, self.alpha * logits)
 
 
 class balanced(Part):
