@@ -281,7 +281,10 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
         try:
             roles["flight"] = flight.replace(**moves)
         except TypeError as error:
-            raise ValueError(f"flight {flight} has no {min(moves)}: use delayed(rounds)") from error
+            line = (
+                f"{min(moves)} needs a flight that has it, flight is {flight}: use delayed(rounds)"
+            )
+            raise ValueError(line) from error
     if method is not None:
         return method.replace(local=local, **roles)
     return fs.compose(local, **roles).on(ONE)

@@ -277,6 +277,7 @@ def test_three_numbers_travel_with_every_model(federation: Federation) -> None:
 
 LEARNED = redistribution.learned()
 STICKY = selection.uniform(sticky=True)
+UNCALLED: Any = redistribution.learned
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "mu_1": (lambda: redistribution.learned(-1.0), "mu_1 must be at least 0, got -1.0"),
     "mu_2": (lambda: redistribution.learned(1.0, 0.0), "mu_2 must be positive, got 0.0"),
@@ -287,21 +288,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "peers": (lambda: redistribution.learned(peers=0), "peers must be at least 1, got 0"),
     "lr": (lambda: redistribution.learned(lr=-0.1), "lr must be at least 0, got -0.1"),
     "not called": (
-        lambda: made().replace(redistribution=redistribution.learned),
+        lambda: made().replace(flight=flight.serverless(UNCALLED)),
         "redistribution must be a function, got the class learned: use learned(...)",
     ),
     "a server": (
-        lambda: made().replace(flight=flight.delayed(3)),
-        "redistribution learned() needs a flight without a server, flight is delayed(3): "
-        "use flight=serverless(...)",
-    ),
-    "RADFed": (
-        lambda: fs.radfed(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs a flight without a server, flight is delayed(5)",
-    ),
-    "phase shift": (
-        lambda: fs.phase_shift(local(), clients_per_round=4).replace(redistribution=LEARNED),
-        "redistribution learned() needs a flight without a server, flight is staggered(2)",
+        lambda: made().replace(flight=flight.delayed(3, redistribution=LEARNED)),
+        "redistribution learned() needs a flight without a server, flight is delayed(3, ",
     ),
     "new clients": (
         lambda: made().replace(selection=selection.uniform()),
@@ -326,7 +318,7 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 
 
 def test_clients_that_report_no_loss_are_refused(federation: Federation) -> None:
-    method = gossip(local(), clients_per_round=4).replace(redistribution=LEARNED)
+    method = gossip(local(), clients_per_round=4).replace(flight=flight.serverless(LEARNED))
     wanted = "redistribution learned() needs clients that report final_loss, local is local_sgd("
     with pytest.raises(ValueError, match=re.escape(wanted)):
         method.init(jax.random.key(0), MODEL.init(jax.random.key(0)), federation.data)

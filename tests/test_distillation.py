@@ -194,7 +194,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda net: fs.algorithms.gossip(local_of(net), clients_per_round=4).replace(
             server=fs.server.distilled(net)
         ),
-        "flight serverless() needs a server model that is replaced by the aggregate, server is "
+        "needs a server model that is replaced by the aggregate, server is "
         "distilled(<Model>): use server=replace()",
     ),
     "in fragments": (

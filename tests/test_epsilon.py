@@ -305,7 +305,7 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
             flight=flight.buffered(M),
             clock=clock.simulated(1.0),
         ),
-        "unknown because of flight buffered(0)",
+        "unknown because of flight buffered(3)",
     ),
     "a window of time": (
         lambda: gaussian(
@@ -313,7 +313,7 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
             flight=flight.periodic(9.0),
             clock=clock.simulated(1.0),
         ),
-        "unknown because of flight periodic(.0, at_work=3)",
+        "unknown because of flight periodic(9.0)",
     ),
     "slots that keep their clients": (
         lambda: gaussian(selection=selection.uniform(sticky=True)),

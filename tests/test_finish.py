@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a mean in flight": (
         lambda net: made(net).replace(
             flight=fs.flight.delayed(2, evaluated="in_flight"),
-        ), "needs the server's model to be the one that is evaluated, evaluated is 'in_flight'",
+        ), "needs the server's model to be the one that is evaluated, flight is delayed(2, ",
     ),
     "privacy": (
         lambda net: algorithms.dp_fedavg(local_of(net), clients_per_round=2).replace(

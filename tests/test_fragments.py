@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], int, Any, Any]] = {
         {"flight": flight.delayed(3), **MEDIAN}, 3, np.median, heavy_ball,
     ),
     "visits of one round": (
-        {"clients_per_round": COHORT, "selection": selection.uniform()},
+        {"flight": flight.every_round(), "selection": selection.uniform()},
         1, np.mean, nesterov,
     ),
 }  # fmt: skip
@@ -200,8 +200,8 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     ),
     "several models": (beside(broadcast=fs.broadcast.stale(2)), "needs the server's latest model"),
     "pulls": (
-        beside(refresh=fs.flight.drift_correction()),
-        "needs models in flight that take nothing but fragments from the server, refresh is drift",
+        beside(flight=flight.delayed(2, refresh=flight.drift_correction())),
+        "needs models in flight that take nothing but fragments from the server, flight is delayed",
     ),
     "codes": (beside(sending=(CODE,)), "needs clients that send their updates unchanged"),
     "weights of updates": (

@@ -316,9 +316,8 @@ def test_the_model_that_all_receive_scores_as_the_servers(
 
 def test_records_and_table_have_personal_scores(tuned: fs.Result, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run", {})
-    folder.log(
-        "fine_tuned", tuned.evaluations[-1], [{"seed": 4}, {"seed": 5}], [], tuned.task, [(), ()]
-    )
+    runs, tables = [{"seed": 4}, {"seed": 5}], [np.zeros((8, 2), np.int64)] * 2
+    folder.log("fine_tuned", tuned.evaluations[-1], runs, tables, tuned.task, [(), ()])
     folder.close()
     lines = [json.loads(s) for s in (folder.path / "metrics.jsonl").read_text().splitlines()]
     own = known(tuned.evaluations[-1].personal)

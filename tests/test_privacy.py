@@ -744,7 +744,7 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: with_noise(
             flight=flight.delayed(2, redistribution=fs.redistribution.permute),
         ),
-        f"{ONE_VISIT}delayed(2): use flight=every_round()",
+        f"{ONE_VISIT}delayed(2, redistribution=permute): use flight=every_round()",
     ),
     "models in flight": (
         lambda: with_noise(selection=STICKY, flight=flight.staggered(2)),
@@ -752,13 +752,13 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "RADFed": (
         lambda: fs.radfed(flat(), clients_per_round=6).replace(preaggregation=(mechanism(),)),
-        f"{ONE_VISIT}delayed(6, 5)",
+        f"{ONE_VISIT}delayed(5, redistribution=permute",
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(flat(), clients_per_round=6).replace(
             preaggregation=(mechanism(),)
         ),
-        "flight serverless() needs no pre-aggregation, preaggregation is "
+        "needs no pre-aggregation, preaggregation is "
         "(gaussian_mechanism(1.0, 0.5, 6),)",
     ),
     "variates": (
@@ -816,12 +816,12 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dp_ftrl(flat(), clients_per_round=6, bands=1).replace(
             clients_per_round=5
         ),
-        "needs exactly 6 slots, schedule is every_round(5)",
+        "needs exactly 6 slots, clients_per_round is 5",
     ),
     "a tree of other rounds": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(clients_per_round=5),
-        "preaggregation tree_mechanism(1.0, 1.0, 6) needs exactly 6 slots, schedule is "
-        "every_round(5): use schedule=every_round(6)",
+        "preaggregation tree_mechanism(1.0, 1.0, 6) needs exactly 6 slots, clients_per_round "
+        "is 5: use clients_per_round=6",
     ),
     "a tree of models in flight": (
         lambda: dp_ftrl(flat(), clients_per_round=6).replace(flight=flight.delayed(2)),

@@ -170,12 +170,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "links must be in 1..3, the other clients, got 4",
     ),
     "slots": (
-        lambda: pushed(SHARES, flight=flight.serverless()),
+        lambda: pushed(SHARES, clients_per_round=4),
         "matrix must mix the 4 slots, got one of 6",
     ),
     "a server": (
-        lambda: pushed(SHARES, flight=flight.delayed(2)),
-        "needs a flight without a server, flight is delayed(2): use flight=serverless(...)",
+        lambda: pushed(
+            SHARES, flight=flight.delayed(2, redistribution=redistribution.push(SHARES))
+        ),
+        "needs a flight without a server, flight is delayed(2, redistribution=push(",
     ),
     "clients that change": (
         lambda: pushed(SHARES, selection=selection.uniform()),

@@ -965,11 +965,11 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mixing(
             BUCKETS, flight=flight.staggered(2), selection=selection.uniform(sticky=True)
         ),
-        "preaggregation bucketing(size=3) needs all slots due together, flight is staggered(10",
+        "preaggregation bucketing(size=3) needs all slots due together, flight is staggered(2",
     ),
     "gossip": (
         lambda: fs.algorithms.gossip(LOCAL, clients_per_round=10).replace(preaggregation=(NNM,)),
-        "flight serverless() needs no pre-aggregation, "
+        "needs no pre-aggregation, "
         "preaggregation is (nearest_neighbour_mixing(),)",
     ),
     "reports of rows that are mixtures": (

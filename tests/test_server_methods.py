@@ -940,20 +940,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "variates that no server holds": (
         lambda: gossip(any_local(corrections=(corrections.scaffold(),)), clients_per_round=6),
-        "flight serverless() needs no state shared through the server besides the model, local "
+        "needs no state shared through the server besides the model, local "
         "is local_sgd(empirical_risk(<Model>), <optax>, corrections=(scaffold(),)): use local_sgd",
     ),
     "a μ that no server holds": (
         lambda: gossip(
             any_local(corrections=(corrections.adaptive_proximal(),)), clients_per_round=6
         ),
-        "flight serverless() needs no state shared through the server besides the model, local ",
+        "needs no state shared through the server besides the model, local ",
     ),
     "momenta that no server averages": (
         lambda: gossip(
             of_sgd(0.1, momentum=0.9).change(optimizer_state="average"), clients_per_round=6
         ),
-        "flight serverless() needs no state shared through the server besides the model, local ",
+        "needs no state shared through the server besides the model, local ",
     ),
     "a rule that no node follows": (
         lambda: together(**STICKY, aggregator=fs.aggregators.coordinate_median),
