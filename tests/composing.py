@@ -281,9 +281,8 @@ def composed(*given: Part, method: fs.Algorithm | None = None) -> fs.Algorithm:
         try:
             roles["flight"] = flight.replace(**moves)
         except TypeError as error:
-            line = (
-                f"{min(moves)} needs a flight that has it, flight is {flight}: use delayed(rounds)"
-            )
+            name, move = next(iter(moves.items()))
+            line = f"{name} {move} needs another flight, flight is {flight}: use delayed(rounds)"
             raise ValueError(line) from error
     if method is not None:
         return method.replace(local=local, **roles)
