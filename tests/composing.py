@@ -212,7 +212,7 @@ def parts() -> Iterator[Part]:
 
 
 PART_LIST = list(parts())
-ROLES = {part.role for part in PART_LIST} | {"local"}
+ROLES = {part.role for part in PART_LIST} | {"local", "clients_per_round"}
 
 
 def part_named(name: str) -> Part:

@@ -34,7 +34,8 @@ REFUSED = re.compile(
     r"(?P<one>\w+(\[.+\])?) .+ (needs|has no effect with) .*\b(?P<other>\w+) .*: (use|see) .+"
 )
 ROLES = {
-    "local", "selection", "flight", "broadcast", "redistribution", "refresh", "sending",
+    "local", "clients_per_round", "selection", "flight", "broadcast", "redistribution", "refresh",
+    "sending",
     "preaggregation", "aggregator", "server", "exchange",
 }  # fmt: skip
 
