@@ -381,11 +381,13 @@ def crowd() -> fs.ClientData:
 
 
 REFUSED = re.compile(r"(\w+)(\[.+\])? .+ (needs|has no effect with) .+: (use|see) .+")
-OF_ONE_LOCAL_UPDATE = (
+OF_ONE_PART = (
     "in_turn must be of local updates", "corrections must not correct twice",
     "shared must be one of", "memory must be one of", "steps must be None, as",
     "shared must be None",
     "max_steps must be None", "epochs must be None", "until must be None",
+    "phases must divide the", "buffer_size must be in 1..",
+    "matrix must mix the", "edges must join the",
 )  # fmt: skip
 
 
@@ -395,7 +397,7 @@ def refusal(*given: Part, method: fs.Algorithm | None = None) -> str | fs.Algori
         return composed(*given, method=method)
     except ValueError as error:
         line = str(error)
-    if not line.startswith(OF_ONE_LOCAL_UPDATE):
+    if not line.startswith(OF_ONE_PART):
         assert REFUSED.fullmatch(line), (given, line)
         assert any(line.startswith((f"{role} ", f"{role}[")) for role in ROLES), (given, line)
         assert any(f", {role} is " in line or f"with {role} " in line for role in ROLES), line
