@@ -396,7 +396,10 @@ BAD = {
     "no switch": ("[run]\nrounds = true", "run.rounds must be a number or a text, got True"),
     "unknown method": ('[methods]\nA = "fedavgg"', "methods.A: 'fedavgg' is no algorithm; did you"),
     "bad setting": ('[methods]\nA = "fedprox(mu=x)"', "methods.A: fedprox(mu=x): mu: must be"),
-    "no text": ("[methods]\nA = 3", "methods.A must be a text as --algo takes it, got 3"),
+    "no text": (
+        "[methods]\nA = 3",
+        "methods.A must be a text as --algo takes it, such as 'fedprox(mu=0.01|0.1)', got 3",
+    ),
     "no baseline": ('baseline = "B"\n[methods]\nA = "fedavg"', "baseline must be one of A, got"),
     "no table": ('table = "partition"', "table must be a table, [table], with columns = "),
     "no column": ("[table]\nrows = 3", "table.rows is no setting; known are columns"),

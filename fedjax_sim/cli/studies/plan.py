@@ -182,7 +182,10 @@ def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:
     rows = {}
     for row, text in named.items():
         if not isinstance(text, str):
-            raise ValueError(f"methods.{row} must be a text as --algo takes it, got {text!r}")
+            raise ValueError(
+                f"methods.{row} must be a text as --algo takes it, such as "
+                f"'fedprox(mu=0.01|0.1)', got {text!r}"
+            )
         with naming(f"methods.{row}"):
             rows[row] = written(text)
     return rows
