@@ -74,7 +74,7 @@ class ModelFeatures(Protocol):
     ) -> tuple[tuple[Array, Array], PyTree]:
         """Returns logits ``f32[B, M]`` with features ``[B, D]``, and the new state.
 
-        The arguments are those of ``ModelApply``, of whose results the others are.
+        It takes the arguments of ``ModelApply``; the other results are the same.
         """
 
 

@@ -27,12 +27,6 @@ NO_FLIGHT = Need(
     lambda parts: parts.flight.period == 1,
     "flight=every_round()",
 )
-FLIGHT = Need(
-    "flight",
-    "models that outlive a round",
-    lambda parts: parts.flight.period > 1,
-    "flight=delayed(rounds) or staggered(phases)",
-)
 SERVERLESS = Need(
     "flight",
     "a flight without a server",
