@@ -5,7 +5,8 @@
 Compiles the rounds of `speed.py`'s workloads, the convolutions as they are, by im2col, and by
 Winograd's filtering where it can. Nothing runs. Milliseconds are those of the longest loop body, a
 step of all clients that train at once, by the model of the chip that XLA:TPU schedules with: trust
-ratios above 1.5; of a GPU XLA says no time. Prints a table in markdown and writes a JSON file.
+ratios above 1.5. Of a GPU XLA says no time; kernels and MB of such a step are counted by
+`kernels.py`. Prints a table in markdown and writes a JSON file.
 Needs the extra `aot` for TPUs and `cuda12` for the GPU.
 """
 
@@ -17,21 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+import optax
 
 import fedjax_sim as fs
 from benchmarks.baselines.ours import experiment_of, lowered_by
+from benchmarks.kernels import Program
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import VOCABULARY, WORKLOADS
+from fedjax_sim.data import eval_set
+from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import MB, compile_program
 from fedjax_sim.engine.targets import devices_of, options_for, program_report
 from fedjax_sim.models.convolutions import Lowering
+from fedjax_sim.run.programs import Programs
+from fedjax_sim.run.runner import Runner
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
-LIBRARY = re.compile(r'custom_call_target="__cu(?:dnn|blas)')
-CONVOLUTIONAL = ("cnn", "bn_cnn")
+TEXT = {"transformer": 10, "LoRA": 32}  # clients at once
+CONVOLUTIONAL = ("W2", "W3")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
 
 
@@ -47,16 +55,42 @@ def longest(text: str) -> float | None:
     return most / (GHZ * 1e6) if most else None
 
 
+def text_experiment(work: str, execution: Execution) -> Runner:
+    """The small transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
+    window, cohort, lora = 80, TEXT[work], work == "LoRA"
+    model = fs.models.transformer((window,), VOCABULARY)
+    model = fs.models.lora(model, 8) if lora else model
+    x = np.zeros((40 * cohort, window), np.uint8)
+    partition = fs.partition.iid(x[:, 0], cohort, seed=0)
+    data = fs.client_data(x, x.astype(np.int32), partition)
+    task = fs.tasks.next_token(VOCABULARY)
+    local = fs.local_sgd(
+        fs.empirical_risk(model, task.loss),
+        optax.sgd(0.1),
+        batch_size=10,
+        trained=fs.leaves.named("A", "B") if lora else None,
+    )
+    sent = fs.exchange.split(frozen=fs.leaves.named("trunk")) if lora else None
+    algorithm = fs.compose(local, cohort, exchange=sent).on(execution)
+    return Runner(Programs(algorithm, model, task, data, (eval_set(x[:1], x[:1]),), 1, 8))
+
+
 def compiled(work: str, target: str, way: str) -> dict[str, Any]:
     """A row: the program of the rounds."""
     execution = fs.make_execution(devices_of(target))
     with lowered_by(WAYS[way]):
         began = time.perf_counter()
-        programs = dict(experiment_of(WORKLOADS[work], execution).programs.lowered())
-        program = compile_program(programs["advance"], options_for(execution.devices))
+        runner = (
+            text_experiment(work, execution)
+            if work in TEXT
+            else experiment_of(WORKLOADS[work], execution)
+        )
+        lowered = dict(runner.programs.lowered())["advance"]
+        program = compile_program(lowered, options_for(execution.devices))
     found = program_report("advance", time.perf_counter() - began, program)
     text = program.as_text() or ""
     ms = longest(text)
+    step = Program(text).step() if target == "h100" else None
     return {
         "work": work,
         "target": target,
@@ -65,7 +99,9 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         "arguments MB": f"{found.arguments / MB:,.0f}",
         "temporaries MB": f"{found.temporaries / MB:,.0f}",
         "est. ms a step": "-" if ms is None else f"{ms:.3g}",
-        "library calls": len(LIBRARY.findall(text)) if target == "h100" else "-",
+        "kernels a step": step.kernels if step else "-",
+        "of cuDNN and cuBLAS": step.library if step else "-",
+        "MB a step": f"{step.mb:,.0f}" if step else "-",
         "collectives": ", ".join(f"{n} {kind}" for kind, n in found.collectives.items()),
     }
 
@@ -77,8 +113,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("--work", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W")
+    add, works = parser.add_argument, [*WORKLOADS, *TEXT]
+    add("--work", nargs="+", choices=works, default=works, metavar="W")
     add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     add("--out", type=Path, default=HERE / "results" / "aot.json")
@@ -94,7 +130,7 @@ def main(argv: list[str] | None = None) -> None:
     for work in args.work:
         for target in args.targets:
             for way in args.ways:
-                if way != "as it is" and WORKLOADS[work].net not in CONVOLUTIONAL:
+                if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
                 rows.append(compiled(work, target, way))
                 print(*rows[-1].values(), sep="  ", flush=True)
