@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -99,6 +100,9 @@ CHANGE: dict[
     ("cifar10", 1.4, 0.8): "+10",
 }
 TWO_AND_FEDAUG = "two phases, FedAug-0.8"
+# The toolkit (JMGaljaard/fltk-testbed at ca898755) subtracts a client's change c twice and adds
+# tau_eff c / a: with momentum 0.9 and 20 clients 0.005 c. Its FedProx never adapts mu.
+TOOLKIT_STEP = fs.server.optimizer(optax.sgd(1.995))
 COMBINED = {  # points over FedAvg in Figure 6.1 (6.4)
     ("mnist", TWO_AND_FEDAUG): "gains",
     ("mnist", "FedNova"): "gains",
@@ -299,6 +303,9 @@ def combined(
         "FedAvg": one,
         "FedProx": Arm(fedprox(local, adaptive=True, **common), rounds),
         "FedNova": Arm(fednova(anew, lr=args.size.lr, momentum=MOMENTUM, **common), rounds),
+        # What the toolkit computes by these names.
+        "FedProx, toolkit": Arm(fedprox(anew, mu=0.01, **common), rounds),
+        "FedNova, toolkit": Arm(fs.compose(anew, server=TOOLKIT_STEP, **common), rounds),
         "two phases": two,
     }
     curves = run(arms, model, plain_parts, dataset.classes)

@@ -35,7 +35,7 @@ def per_fedavg(
     Without the Hessian this is Per-FedAvg (FO), with it Per-FedAvg (HF); see
     :class:`fedjax_sim.adaptation.after_a_step`. A client's personal model is the server model after
     steps with learning rate α on the client's minibatches; it is recomputed for each evaluation.
-    Clients are weighted equally by default, as in the authors' code.
+    Clients are weighted equally by default, as in the paper.
 
     Args:
         local: the local update; its η is the paper's β.
@@ -93,7 +93,7 @@ def pfedme(
     where θ̃_b is the result of K steps from w_k on the minibatch; see
     :class:`fedjax_sim.adaptation.moreau_envelope`. A client's personal model is θ_k for the server
     model, trained on all of the client's samples; it is recomputed for each evaluation. Clients are
-    weighted equally by default, as in the authors' code.
+    weighted equally by default, as in the paper.
 
     Args:
         local: the local update of w_k; its corrections do not apply to θ_k.

@@ -224,7 +224,8 @@ def feddyn(
     .. math:: h \leftarrow h - \frac{\alpha}{N} \sum_{k \in U} (w_k - w_t), \qquad
               w_{t+1} = \frac1m \sum_{k \in U} w_k - \frac{h}{\alpha}
 
-    All clients are weighted equally.
+    All clients are weighted equally. The authors' code scores the mean of the round's models, not
+    w, and divides a client's α by its share of the samples, N n_k / n.
 
     Args:
         alpha: α: strength of the regularisation; the authors use 0.1, 0.01 or 0.001.

@@ -99,7 +99,8 @@ def fedexp(
               {2\,(\lVert \bar\Delta \rVert^2 + \varepsilon)}\right), \qquad
               w \leftarrow w + \eta_g \bar\Delta
 
-    Clients are weighted equally by default, as in the authors' code.
+    Clients are weighted equally by default, as in the paper; the authors' code weights them by
+    their samples. The authors score the mean of the last two models, here the last one is scored.
 
     Args:
         eps: ε: constant in the denominator.
