@@ -1338,8 +1338,8 @@ MUTANTS = [
     ),
     Mutant("data/sharing.py", "labels[i]]", "labels[j]]", XOR),
     # the end of a run
-    Mutant("run/stop.py", "values > np.fmax", "values >= np.fmax", STOP),
-    Mutant("run/stop.py", "np.fmax.accumulate(before)", "before", STOP),
+    Mutant("run/stop.py", "best > needed", "best >= needed", STOP),
+    Mutant("run/stop.py", "np.fmax.accumulate(np.concat", "(np.concat", STOP),
     Mutant("run/experiment.py", "if over:\n                        break", "pass", STOP),
     Mutant("run/experiment.py", "collected = runner.finish(interval.run)", "return interval", STOP),
     Mutant("run/ledger.py", "np.all(stop.done", "np.any(stop.done", STOP),

@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from fedjax_sim import bench
@@ -68,6 +70,24 @@ def test_patience_counts_evaluations_that_are_no_better() -> None:
     ]  # fmt: skip
     losses = seen([3.0], [2.0], [2.5], score="mse")
     assert history(fs.stop.patience(1), losses, REGRESSION) == [[False], [False], [True]]
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.5, 0.5004, 0.51, 0.9]), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.integers(1, 4),
+)
+def test_a_plateau_is_that_of_radfeds_authors(scores: list[float], window: int, times: int) -> None:
+    best = before = flat = 0.0
+    ends: list[bool] = []
+    for i, score in enumerate(scores):
+        best = max(best, score)
+        if i >= window:
+            before = max(before, scores[i - window])
+            flat = flat + 1 if (best - before) / before <= 0.001 else 0
+        ends.append((bool(ends) and ends[-1]) or flat >= times)
+    rule = fs.stop.patience(times, window=window, threshold=0.001)
+    assert history(rule, seen(*([s] for s in scores))) == [[end] for end in ends]
 
 
 def test_a_budget_and_any_of_several() -> None:
@@ -170,6 +190,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no rule": (lambda: 3, "stop must be a rule, such as fs.stop.budget(1e9), got 3"),
     "nan": (lambda: fs.stop.target("accuracy", np.nan), "value must be finite, got nan"),
     "zero": (lambda: fs.stop.patience(0), "evaluations must be at least 1, got 0"),
+    "window": (lambda: fs.stop.patience(1, window=0), "window must be at least 1, got 0"),
+    "threshold": (
+        lambda: fs.stop.patience(1, threshold=-0.1),
+        "threshold must be at least 0, got -0.1",
+    ),
     "none": (lambda: fs.stop.any_of(), "any_of needs at least one rule"),
 }  # fmt: skip
 

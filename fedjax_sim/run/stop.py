@@ -99,19 +99,28 @@ def patience(
     score: str | None = None,
     *,
     on: Validation = "validation",
+    window: int = 1,
+    threshold: float = 0.0,
 ) -> Stop:
-    """Stops when a score on the validation set has not improved for so many evaluations.
+    """Stops when the best score on the validation set has not grown for so many evaluations.
 
     Args:
-        evaluations: number of consecutive evaluations without improvement.
+        evaluations: number of consecutive evaluations without growth.
         score: a score of the task, or "loss"; None: the task's leading score.
         on: the model that is scored: the server's, or the clients' personal models.
+        window: evaluations over which the best score must grow.
+        threshold: the relative growth that is none yet. RADFed's authors stop at 0.001 over a
+            window of 100 epochs, for 100 epochs.
 
     Returns:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if evaluations is below 1; in ``simulate``, without these scores.
+        ValueError: if evaluations or window is below 1, or threshold is negative; in ``simulate``,
+            without these scores.
+
+    Source: Xue et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for window and
+    threshold.
 
     Example:
         >>> from fedjax_sim import tasks
@@ -121,15 +130,22 @@ def patience(
     """
     if evaluations < 1:
         raise ValueError(f"evaluations must be at least 1, got {evaluations}")
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be at least 0, got {threshold}")
 
     def done(so_far: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         name = score or task.score
         sign = -1 if lower_is_better(task, name) else 1
         values = sign * column(so_far, lambda e: getattr(e, on).reported[name])
-        before = np.concatenate([np.full_like(values[:1], -np.inf), values[:-1]])
-        place = np.arange(len(values))[:, None]
-        better = np.where(values > np.fmax.accumulate(before), place, -1)
-        since = place - np.maximum.accumulate(better)
+        best = np.fmax.accumulate(np.concatenate([np.full_like(values[:1], -np.inf), values]))[1:]
+        needed = np.full_like(best, -np.inf)
+        needed[window:] = best[:-window]
+        known = np.isfinite(needed)
+        needed[known] += threshold * np.abs(needed[known])
+        place = np.arange(len(best))[:, None]
+        since = place - np.maximum.accumulate(np.where(best > needed, place, -1))
         return np.any(since >= evaluations, axis=0)
 
     def check(task: Task, sets: Collection[str]) -> None:
