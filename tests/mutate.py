@@ -52,7 +52,7 @@ LOCAL, ROUND = tests("local_methods", "oracle"), tests("oracle", "frame", "mixtu
 SENDING, CODES = tests("sending", "robust"), tests("compression", "sending")
 TASKS, SAVED, FILES = tests("tasks"), tests("checkpoints"), tests("files")
 FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
-CLOCK = tests("clock")
+CLOCK, KNOWN = tests("clock"), tests("known_steps")
 FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
@@ -201,6 +201,10 @@ MUTANTS = [
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
     Mutant("engine/lanes.py", "write(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),
     Mutant("client/sgd.py", "progress.steps - plan.before", "progress.steps", tests("lanes")),
+    Mutant("client/sgd.py", "tree.select(client.size > 0, end, start)", "end", KNOWN),
+    Mutant("client/sgd.py", "jnp.minimum(batches, total - e * batches)", "batches", KNOWN),
+    Mutant("engine/batches.py", "tree.select(count > 0, end, start)", "end", KNOWN),
+    Mutant("engine/batches.py", "fewest if fewest == most else None", "fewest", KNOWN),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",

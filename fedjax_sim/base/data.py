@@ -60,6 +60,8 @@ class ClientData:
           None like ``owner``.
         held: the clients whose state is there; None: the states of all clients, that of client k
           in row k. A run sets it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
+        size_range: the smallest and the largest n_k of clients with samples (static), from which
+          loops know their length; None: unknown. A run sets it where clients train under vmap.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -83,6 +85,7 @@ class ClientData:
     owner: Array | None = None
     at: Array | None = None
     held: Held | None = None
+    size_range: tuple[int, int] | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def clients(self) -> int:
@@ -148,6 +151,7 @@ class ClientView:
         relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
           None.
         differentiable: see :class:`ClientData` (static).
+        size_range: see :class:`ClientData` (static); None for a view of some of its samples.
         round: ``int32[]``, the number of the round, from 0; None at the server.
         coin: the key that all clients of a round have in common; None outside of its training.
         limit: ``int32[]``, the most steps that it may take; None for any number.
@@ -172,6 +176,7 @@ class ClientView:
     limit: Array | None = None
     public: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
+    size_range: tuple[int, int] | None = dataclasses.field(default=None, metadata={"static": True})
 
     def __repr__(self) -> str:
         return brief_fields(self)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,58 +46,15 @@ from fedjax_sim.client.descent import (
     descended,
     whole_gradient,
 )
+from fedjax_sim.client.progress import Plan, Progress
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import minibatch, repeat, shuffled
+from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
 from fedjax_sim.engine.clients import round_key, round_number
 from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
-
-
-class Plan(NamedTuple):
-    """The values that are constant in a stretch of steps.
-
-    Attributes:
-        total: ``int32[]``, the number of steps of the visit.
-        keys: ``[E]``, the keys of its epochs.
-        solved: ``f32[]``, the norm of the gradient at which it stops; () for none.
-        epoch: ``int32[]``, the number of the next epoch.
-        key: the key of the current epoch.
-        order: ``int32[capacity or more]``, the order of its samples.
-        before: ``int32[]``, the steps taken before it.
-    """
-
-    total: Array
-    keys: Array
-    solved: PyTree
-    epoch: Array
-    key: Array
-    order: Array
-    before: Array
-
-
-class Progress(NamedTuple):
-    """The state of a visit between two steps.
-
-    Attributes:
-        variables: the model.
-        opt_state: the optimiser's state.
-        loss: ``f[]``, the sum of the losses of the samples seen.
-        seen: ``int32[]``, the number of samples seen.
-        path: ``[*p]``, the sum of the gradients; None if no correction reads it.
-        companion: the companion and its optimiser's state; () for none.
-        steps: ``int32[]``, the number of steps taken.
-    """
-
-    variables: Variables
-    opt_state: PyTree
-    loss: Array
-    seen: Array
-    path: PyTree
-    companion: PyTree
-    steps: Array
 
 
 class SGD(LocalUpdate):
@@ -136,6 +93,15 @@ class SGD(LocalUpdate):
             total = self.epochs * self._batches(samples).astype(jnp.float32)
             total = jnp.round(total).astype(jnp.int32)
         return total if self.max_steps is None else jnp.minimum(total, self.max_steps)
+
+    def _common_steps(self, client: ClientView) -> tuple[int, int] | None:
+        """Returns the steps of a visit and of an epoch of all clients; None if they differ."""
+        unknown = self.steps, self.inexactness, self.until, client.limit, client.budget
+        total = common_count(client, self.steps_for)
+        if total is None or any(end is not None for end in unknown):
+            return None
+        batches = common_count(client, lambda samples: min(self._batches(samples), total))
+        return None if batches is None else (total, batches)
 
     def _batches(self, samples: Any) -> Any:
         """Returns the number of minibatches in an epoch."""
@@ -236,7 +202,7 @@ class SGD(LocalUpdate):
             ended = progress.steps < plan.epoch * batches  # before an earlier epoch
             todo = jnp.where(over | ended, 0, todo)
         key = plan.keys[jnp.minimum(plan.epoch, last)]
-        order = shuffled(key, client.size, client.capacity)
+        order = shuffled(key, client.size, client.capacity, client.size_range)
         new = plan._replace(epoch=plan.epoch + 1, key=key, order=order, before=progress.steps)
         return new, todo
 
@@ -321,6 +287,11 @@ class SGD(LocalUpdate):
         visit = Visit(*given)
         client = visit.client
         plan, start = self._begin(*visit)
+        common = self._common_steps(client)
+        if common is not None:
+            total, batches = common
+            epochs = -(-total // max(batches, 1))
+            even = total == epochs * batches
         limit = self.max_steps if self.steps is None else self.steps.most
         most = min(self._batches(client.capacity), limit or client.capacity)
 
@@ -331,10 +302,17 @@ class SGD(LocalUpdate):
             def one(b: Array, progress: Progress, client: ClientView) -> Progress:
                 return self._moved(of_epoch, progress, b, here._replace(client=client))
 
-            progress = repeat(client, todo, most, one, progress)
-            return progress._replace(steps=progress.steps + todo)
+            if common is None:
+                progress = repeat(client, todo, most, one, progress)
+                return progress._replace(steps=progress.steps + todo)
+            number = batches if even else jnp.minimum(batches, total - e * batches)
+            progress = jax.lax.fori_loop(0, number, lambda b, w: one(b, w, client), progress)
+            return progress._replace(steps=progress.steps + number)
 
-        if self.steps is None:
+        if common is not None:
+            end = jax.lax.fori_loop(0, epochs, lambda e, w: epoch(e, w, client), start)
+            end = tree.select(client.size > 0, end, start)
+        elif self.steps is None:
             end = jax.lax.fori_loop(0, self._most_epochs, lambda e, w: epoch(e, w, client), start)
         else:
             batches = self._batches(client.size)

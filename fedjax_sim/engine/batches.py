@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from fedjax_sim.base import (
@@ -160,9 +161,11 @@ def sweep(
     def body(b: Array, carry: PyTree, client: ClientView) -> PyTree:
         return add(carry, rows_at(client, b * batch_size + steps))
 
-    count = (client.size + batch_size - 1) // batch_size
+    def batches(size: Any) -> Any:
+        return (size + batch_size - 1) // batch_size
+
     most = -(-client.capacity // batch_size)
-    return repeat(client, count, most, body, start)
+    return repeat(client, batches(client.size), most, body, start, common_count(client, batches))
 
 
 def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Array]) -> Array:
@@ -194,7 +197,9 @@ def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Arr
     return found
 
 
-def shuffled(key: Array, size: Array, capacity: int) -> Array:
+def shuffled(
+    key: Array, size: Array, capacity: int, size_range: tuple[int, int] | None = None
+) -> Array:
     """Draws a uniformly random order of ``0..size-1``, in a buffer of at least ``capacity``.
 
     Sorts hashed positions over the smallest power of two that holds the client, so the cost follows
@@ -206,6 +211,7 @@ def shuffled(key: Array, size: Array, capacity: int) -> Array:
         key: PRNG key.
         size: ``int32[]``, n_k.
         capacity: the largest n_k (static).
+        size_range: see :class:`ClientView <fedjax_sim.base.ClientView>`: no buffer is smaller.
 
     Returns:
         ``int32[P]``, P the power of two at or above ``capacity``; entries from ``size`` on are
@@ -215,7 +221,8 @@ def shuffled(key: Array, size: Array, capacity: int) -> Array:
     [0, 1, 2, 3, 4]
     """
     high, low = jax.random.key_data(key)[..., 0], jax.random.key_data(key)[..., -1]
-    smallest, largest = 5, max(5, math.ceil(math.log2(max(capacity, 1))))
+    fewest = 1 if size_range is None else size_range[0]
+    smallest, largest = (max(5, math.ceil(math.log2(max(n, 1)))) for n in (fewest, capacity))
 
     def at(power: int) -> Array:
         words = 2**power
@@ -247,7 +254,7 @@ def random_minibatch(key: Array, client: ClientView, size: int) -> Batch:
     >>> sorted(batch.x[batch.mask].tolist())
     [2.0, 3.0, 4.0]
     """
-    order = shuffled(key, client.size, client.capacity)
+    order = shuffled(key, client.size, client.capacity, client.size_range)
     return minibatch(client, order, jnp.int32(0), size, refill=False)
 
 
@@ -258,12 +265,32 @@ def _hash(x: Array) -> Array:
     return x ^ (x >> jnp.uint32(15))
 
 
+def common_count(client: ClientView, count: Callable[[Any], Any]) -> int | None:
+    """Returns the static ``count(n_k)`` of all clients that have samples; None if they differ.
+
+    Args:
+        client: the client; None too if it is ``differentiable`` or its ``size_range`` is unknown.
+        count: function that is monotone in n_k.
+
+    >>> client = ClientView(jnp.ones(9), jnp.zeros(9), jnp.arange(9), jnp.int32(0), jnp.int32(3), 5,
+    ...                     size_range=(3, 4))
+    >>> common_count(client, lambda size: -(-size // 2)), common_count(client, lambda size: size)
+    (2, None)
+    """
+    if client.size_range is None or client.differentiable:
+        return None
+    with jax.ensure_compile_time_eval():
+        fewest, most = (int(count(np.int32(size))) for size in client.size_range)
+    return fewest if fewest == most else None
+
+
 def repeat(
     client: ClientView,
     count: Array,
     most: int,
     body: Callable[[Array, PyTree, ClientView], PyTree],
     start: PyTree,
+    common: int | None = None,
 ) -> PyTree:
     """Runs ``fori_loop(0, count, body, start)``, if need be as a loop that JAX can differentiate.
 
@@ -277,6 +304,9 @@ def repeat(
         most: static upper bound of ``count``.
         body: ``(i, carry, client) -> carry``.
         start: the initial carry.
+        common: static ``count`` of all clients but those without steps, see :func:`common_count`;
+            None if they differ. Under vmap a ``count`` of each client would make the loop select
+            the old or the new carry after every step.
 
     >>> client = ClientView(jnp.ones(5), jnp.zeros(5), jnp.arange(5), jnp.int32(0), jnp.int32(3), 5,
     ...                     differentiable=True)
@@ -286,7 +316,9 @@ def repeat(
     12.0
     """
     if not client.differentiable:
-        return jax.lax.fori_loop(0, count, lambda i, carry: body(i, carry, client), start)
+        length = count if common is None else common
+        end = jax.lax.fori_loop(0, length, lambda i, carry: body(i, carry, client), start)
+        return end if common is None else tree.select(count > 0, end, start)
     step, closed = jax.closure_convert(body, jnp.int32(0), start, client)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)

@@ -126,6 +126,7 @@ class Visits(NamedTuple):
             limit=limit,
             public=self.public,
             differentiable=data.differentiable,
+            size_range=None if each else data.size_range,
         )
 
 

@@ -7,6 +7,7 @@ each, so some rows may hold no slot. Rows only exist within a round.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -86,6 +87,23 @@ def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
         return parts.execution
     steps = np.broadcast_to(client_steps(parts, data), (runs, data.clients))
     return parts.execution.fitted(steps, parts.slots)
+
+
+def with_size_range(data: ClientData, execution: Execution) -> ClientData:
+    """Returns the data with the range of the clients' sizes, if clients train under vmap.
+
+    Where they train one after another, loops whose length is data skip clients without samples.
+
+    Args:
+        data: the clients, concrete; ``start`` may have an axis of runs.
+        execution: the execution, with its lanes.
+    """
+    if execution.differentiable or (execution.chunk == 1 and not execution.lanes):
+        return data
+    sizes = np.diff(data.start)
+    sizes = sizes[sizes > 0]
+    known = (int(sizes.min()), int(sizes.max())) if sizes.size else None
+    return dataclasses.replace(data, size_range=known)
 
 
 def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:

@@ -87,8 +87,9 @@ def _contents(value: Any) -> list[Any]:
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # The parent of a flax module is the scope that it lives in.
-        names = [f.name for f in dataclasses.fields(value) if f.name not in ("parent", "origin")]
+        # The parent of a flax module is the scope that it lives in; the devices decide the range.
+        outside = ("parent", "origin", "size_range")
+        names = [f.name for f in dataclasses.fields(value) if f.name not in outside]
         return [getattr(value, name, None) for name in names]
     wrapped = getattr(value, "__wrapped__", None)  # a jitted function
     return [getattr(value, "__qualname__", ""), wrapped]

@@ -28,7 +28,7 @@ from fedjax_sim.engine.memory import (
 from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.engine.targets import ProgramReport, options_for, program_report
 from fedjax_sim.round import Algorithm
-from fedjax_sim.round.placement import client_steps, fitted
+from fedjax_sim.round.placement import client_steps, fitted, with_size_range
 from fedjax_sim.run.cache import evaluation_program, weights_program
 from fedjax_sim.run.client_memory import check_state_unread, rows_that_fit
 from fedjax_sim.run.functions import Functions, PerRunSettings, Sets, functions_for
@@ -98,6 +98,7 @@ class Programs:
     ) -> None:
         placed = algorithm if execution is None else algorithm.on(execution)
         self.algorithm = placed.on(fitted(placed.parts, data, runs))
+        data = with_size_range(data, self.algorithm.parts.execution)
         self.model, self.task, self.execution = model, task, placed.parts.execution
         self.data, self.sets, self.runs, self.every = data, sets, runs, every
         self.personal = personal and algorithm.personal is not None
