@@ -205,6 +205,7 @@ MUTANTS = [
     Mutant("client/sgd.py", "jnp.minimum(batches, total - e * batches)", "batches", KNOWN),
     Mutant("engine/batches.py", "tree.select(count > 0, end, start)", "end", KNOWN),
     Mutant("engine/batches.py", "fewest if fewest == most else None", "fewest", KNOWN),
+    Mutant("engine/memory.py", "times * inside[0]", "inside[0]", "fedjax_sim/engine/memory.py"),
     Mutant(
         "engine/execution.py",
         "if self.differentiable:  # bits have no derivatives",

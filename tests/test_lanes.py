@@ -19,7 +19,7 @@ from fedjax_sim import personal
 from fedjax_sim.base import LocalUpdate, Trained, TrainInSteps, Wrapper
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.chunks import Addend
-from fedjax_sim.engine.device import lanes_for
+from fedjax_sim.engine.device import lanes_for, launch_price
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.models import layers
@@ -122,7 +122,7 @@ def test_runs_of_steep_sizes_keep_their_lanes_busy() -> None:
     sizes = 1 + rng.multinomial(9_900, rng.dirichlet(np.full(100, 0.1)))
     steps = -(-sizes // 16)
     drawn = np.stack([rng.choice(steps, 10, replace=False) for _ in range(15)])
-    lanes = lanes_for(np.broadcast_to(steps, (15, 100)), 10, 1)
+    lanes = lanes_for(np.broadcast_to(steps, (15, 100)), 10, 1, price=2)
     executions = [fs.make_execution(1, lanes=n) for n in (lanes, 150)]
     ran = [np.asarray(counted(ours, drawn, np.zeros(15))[1]).sum() for ours in executions]
     busy, idle = (drawn.sum() / n for n in ran)
@@ -134,7 +134,7 @@ def test_runs_of_steep_sizes_keep_their_lanes_busy() -> None:
 def test_one_run_of_the_roles_of_shakespeare(data_dir: str) -> None:
     role = load_dataset("shakespeare", data_dir).train_client
     steps = -(-np.bincount(known(role)) // 16)
-    lanes = lanes_for(steps[None], 10, 1)
+    lanes = lanes_for(steps[None], 10, 1, price=2)
     rng = np.random.default_rng(0)
     drawn = np.stack([rng.choice(steps, 10, replace=False) for _ in range(20)])
     run = functools.partial(counted, fs.make_execution(1, lanes=lanes))
@@ -267,9 +267,21 @@ def test_a_wrapper_that_cannot_stop_trains_all_the_same(
     assert_trees(states[0].servers, states[1].servers, rtol=2e-5, atol=2e-6)
 
 
-def test_the_lanes_fit_the_sizes(federation: Federation, models: dict[str, fs.Model]) -> None:
-    model, here = models["logistic"], jax.devices()[:1]
+def test_the_lanes_fit_the_sizes_and_the_model(federation: Federation) -> None:
+    """A product a step: its launches take as long as the bytes of the weights and the outputs."""
+
+    def apply(variables: fs.Variables, x: jax.Array, **_: Any) -> tuple[jax.Array, Any]:
+        return jnp.asarray(x, jnp.float32) @ variables.params["w"], ()
+
+    def init(_: jax.Array) -> fs.Variables:
+        return fs.Variables({"w": jnp.zeros((6, 3))}, ())
+
+    model, here = fs.Model(init, apply), jax.devices()[:1]
     open_ = Execution(tuple(here), None, lanes=None)
+    x = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+    forward = jax.make_jaxpr(lambda v, x: apply(v, x)[0])(init(jax.random.key(0)), x).jaxpr
+    price = 10 * 2.2e-6 / ((6 * 4 * 6 * 3 + 2 * 4 * 4 * 3) / 3e12)
+    assert launch_price(forward, 4 * 6 * 3) == pytest.approx(price)
 
     def programs(execution: Execution, runs: int) -> Programs:
         algorithm = fs.fedavg(local_sgd(model), clients_per_round=6).on(execution)
@@ -281,9 +293,12 @@ def test_the_lanes_fit_the_sizes(federation: Federation, models: dict[str, fs.Mo
     steps = np.round(1.5 * -(-federation.sizes // 4)).astype(int)
     for runs in (1, 5):
         fitted = programs(open_, runs).algorithm.parts.execution
-        assert fitted.lanes == lanes_for(np.tile(steps, (runs, 1)), 6, 1)
-    assert 1 < lanes_for(steps[None], 6, 1) < 6
-    assert lanes_for(np.tile(steps, (4, 1)), 6, 2) == lanes_for(np.tile(steps, (2, 1)), 6, 1)
+        assert fitted.lanes == lanes_for(np.tile(steps, (runs, 1)), 6, 1, price)
+    of_price = [lanes_for(steps[None], 6, 1, c) for c in (0, 2, price)]
+    assert of_price == sorted(set(of_price))
+    assert of_price[0] == 1
+    of_devices = [lanes_for(np.tile(steps, (2 * d, 1)), 6, d, 2) for d in (1, 2)]
+    assert of_devices[0] == of_devices[1]
     given = programs(Execution(tuple(here), None, lanes=4), 1).algorithm.parts.execution
     assert given.lanes == 4
 

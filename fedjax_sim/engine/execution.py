@@ -106,16 +106,15 @@ class Execution:
         """Whether rows need no dealing: one device, and no chunks of several tasks."""
         return len(self.devices) == 1 and (self.chunk in (None, 1) or bool(self.lanes))
 
-    def fitted(self, steps: NDArray[np.integer], tasks: int) -> Execution:
-        """Returns the execution with as many lanes as fit, unless given; see :func:`lanes_for`.
+    def fitted(self, steps: NDArray[np.integer], tasks: int, price: float) -> Execution:
+        """Returns the execution with as many lanes as fit.
 
         Args:
             steps: ``int[R, N]``, local steps of every client in each of R runs of one program.
             tasks: number of clients that each run draws.
+            price: time of a step's launches in lanes, see :func:`lanes_for`.
         """
-        if self.lanes is not None:
-            return self
-        return dataclasses.replace(self, lanes=lanes_for(steps, tasks, len(self.devices)))
+        return dataclasses.replace(self, lanes=lanes_for(steps, tasks, len(self.devices), price))
 
     def run(
         self,

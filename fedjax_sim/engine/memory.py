@@ -22,6 +22,8 @@ _ALIASING = {
 }  # fmt: skip
 """Primitives whose output aliases their input, except for a few entries."""
 
+_PRODUCTS = "dot_general", "conv_general_dilated"
+
 _ADVICE = "take fewer clients a round, fewer seeds at once, or train fewer models at a time (chunk)"
 
 
@@ -125,7 +127,7 @@ def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
         if name == "scan" and loops <= 0:
             times = params["length"]
         total += times * sum(step_flops(program, inside) for program in programs_of(equation))
-        if loops > 0 or name not in ("dot_general", "conv_general_dilated"):
+        if loops > 0 or name not in _PRODUCTS:
             continue
         numbers = params["dimension_numbers"]
         arrays: list[Any] = [a.aval for a in (*equation.invars, *equation.outvars)]
@@ -136,6 +138,30 @@ def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
             terms = right.size // right.shape[numbers.rhs_spec[0]]
         total += 2.0 * terms * out.size
     return total
+
+
+def forward_work(jaxpr: Jaxpr) -> tuple[int, int]:
+    """Counts the matrix products and convolutions of a program, and the bytes that it computes.
+
+    Scans count with their length. Of branches, the last one counts.
+
+    >>> import jax.numpy as jnp
+    >>> four = lambda x: jax.lax.scan(lambda x, _: (x @ x, None), x, length=4)[0]
+    >>> forward_work(jax.make_jaxpr(four)(jnp.ones((2, 2))).jaxpr)
+    (4, 64)
+    """
+    products = computed = 0
+    for equation in jaxpr.eqns:
+        name, params, inner = equation.primitive.name, equation.params, programs_of(equation)
+        times = params["length"] if name == "scan" else 1
+        for program in inner[-1:] if name == "cond" else inner:
+            inside = forward_work(program)
+            products, computed = products + times * inside[0], computed + times * inside[1]
+        if not inner:
+            products += name in _PRODUCTS
+            made: list[Any] = [out.aval for out in equation.outvars]
+            computed += sum(a.size * a.dtype.itemsize for a in made)
+    return products, computed
 
 
 def _aliases_input(equation: JaxprEqn) -> bool:

@@ -21,13 +21,17 @@ from fedjax_sim.base import (
     FedState,
     LearnedRedistribution,
     LocalInfo,
+    Model,
     Moves,
     Outlook,
     PyTree,
     Slots,
+    TrainInSteps,
+    Variables,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.device import launch_price
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.plan.moves import Gather
@@ -75,18 +79,28 @@ class Draw(NamedTuple):
     source: Array
 
 
-def fitted(parts: Parts, data: ClientData, runs: int) -> Execution:
+def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution:
     """Returns the execution with as many lanes as the sizes of ``data`` keep busy, unless given.
 
     Args:
         parts: parts of the algorithm.
+        model: the model that the clients train.
         data: the clients, concrete; ``start`` may have an axis of runs.
         runs: number of runs of one program.
     """
-    if parts.execution.lanes is not None:
+    if parts.execution.lanes is not None or not isinstance(parts.local.train, TrainInSteps):
         return parts.execution
     steps = np.broadcast_to(client_steps(parts, data), (runs, data.clients))
-    return parts.execution.fitted(steps, parts.slots)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(model.init, key)
+    batch = jax.ShapeDtypeStruct((parts.local.batch_size, *data.x.shape[1:]), data.x.dtype)
+
+    def forward(variables: Variables, x: Array, key: Array) -> PyTree:
+        return model.apply(variables, x, train=True, mask=jnp.ones(len(x), bool), key=key)
+
+    traced = jax.make_jaxpr(forward)(variables, batch, key).jaxpr
+    price = launch_price(traced, tree.num_bytes(variables.params))
+    return parts.execution.fitted(steps, parts.slots, price)
 
 
 def with_size_range(data: ClientData, execution: Execution) -> ClientData:

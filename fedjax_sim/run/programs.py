@@ -97,7 +97,7 @@ class Programs:
         per_run: PerRunSettings | None = None,
     ) -> None:
         placed = algorithm if execution is None else algorithm.on(execution)
-        self.algorithm = placed.on(fitted(placed.parts, data, runs))
+        self.algorithm = placed.on(fitted(placed.parts, model, data, runs))
         data = with_size_range(data, self.algorithm.parts.execution)
         self.model, self.task, self.execution = model, task, placed.parts.execution
         self.data, self.sets, self.runs, self.every = data, sets, runs, every
