@@ -1109,7 +1109,7 @@ MUTANTS = [
         tests("personalised"),
     ),
     Mutant("personal/_starts.py", "jnp.clip(w - s, 0, 1) - w", "-s", tests("personalised")),
-    Mutant("personal/_starts.py", "start=client.start + first,", "", tests("personalised")),
+    Mutant("personal/_starts.py", "client.start + first,", "client.start,", tests("personalised")),
     Mutant(
         "client/terms.py", "logits + self.gamma *", "logits - self.gamma *", tests("personalised")
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -151,7 +151,7 @@ class ClientView:
         relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
           None.
         differentiable: see :class:`ClientData` (static).
-        size_range: see :class:`ClientData` (static); None for a view of some of its samples.
+        size_range: see :class:`ClientData` (static); None for a :meth:`part`.
         round: ``int32[]``, the number of the round, from 0; None at the server.
         coin: the key that all clients of a round have in common; None outside of its training.
         limit: ``int32[]``, the most steps that it may take; None for any number.
@@ -177,6 +177,19 @@ class ClientView:
     public: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
     size_range: tuple[int, int] | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def part(self, start: Array, size: Array, **changes: Any) -> ClientView:
+        """Returns a view of other samples, ``index[start:start + size]``.
+
+        Unlike ``dataclasses.replace`` it drops ``size_range``, which would be wrong.
+
+        >>> import jax.numpy as jnp
+        >>> x, ends = jnp.arange(3), (jnp.int32(0), jnp.int32(3))
+        >>> client = ClientView(x, x, x, *ends, capacity=3, size_range=(3, 3))
+        >>> client.part(jnp.int32(1), jnp.int32(2)).size_range is None
+        True
+        """
+        return dataclasses.replace(self, start=start, size=size, size_range=None, **changes)
 
     def __repr__(self) -> str:
         return brief_fields(self)

@@ -234,12 +234,5 @@ def public(client: ClientView, samples: int) -> ClientView:
             "root of the data must be samples that all clients know, got None: see client_data"
         )
     first, end = client.public[0], client.public[1]
-    return dataclasses.replace(
-        client,
-        start=first,
-        size=jnp.minimum(end - first, samples),
-        capacity=samples,
-        id=None,
-        budget=None,
-        relabel=None,
-    )
+    size = jnp.minimum(end - first, samples)
+    return client.part(first, size, capacity=samples, id=None, budget=None, relabel=None)

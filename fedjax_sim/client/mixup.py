@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -89,9 +88,7 @@ class peer_means(Part):
         first = starts[owner] + (entry - starts[owner]) // count * count
         relabel = None if client.relabels is None else client.relabels[owner]
         size = starts[owner + 1] - first
-        block = dataclasses.replace(
-            client, start=first, size=size, relabel=relabel, size_range=None
-        )
+        block = client.part(first, size, relabel=relabel)
         rows = rows_at(block, jnp.arange(count, dtype=jnp.int32))
         shown = jnp.where(tree.expand(rows.mask, rows.x), rows.x.astype(jnp.float32), 0)
         mean = jnp.sum(shown, axis=0) / jnp.sum(rows.mask).astype(jnp.float32)

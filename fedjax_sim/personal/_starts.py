@@ -201,8 +201,7 @@ def _stretch(key: Array, client: ClientView, share: float) -> ClientView:
     wanted = jnp.floor(share * client.size.astype(jnp.float32)).astype(jnp.int32)
     count = jnp.minimum(jnp.maximum(wanted, 1), client.size)
     first = jax.random.randint(key, (), 0, client.size - count + 1, jnp.int32)
-    some = dataclasses.replace(client, start=client.start + first, size=count, budget=None)
-    return dataclasses.replace(some, size_range=None)
+    return client.part(client.start + first, count, budget=None)
 
 
 def _boxed(rate: float) -> optax.GradientTransformation:
