@@ -64,8 +64,8 @@ class Scores(Group):
     adapt: float | None = setting(
         None,
         "share of its samples on which each test and validation client of --split clients adapts "
-        "the server's model, as its method trains a personal model: of methods that have them, "
-        "the adapted model is scored next to the server's, both on the client's other samples",
+        "the server's model, by the personal training of the method; that model and the server's "
+        "are scored on its other samples",
         shown="none",
         above=0,
         below=1,
