@@ -58,7 +58,7 @@ ARRIVALS = tests("arrivals")
 CHOSEN = tests("selection")
 FROM_PYTHON = tests("from_python")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
-VALIDATION = tests("validation")
+VALIDATION, ADAPTED = tests("validation"), tests("adapted")
 SWEPT, GRID, STUDY = tests("sweep"), tests("grouping"), tests("study")
 SCAFFNEW, MIME = tests("scaffnew"), tests("mime")
 OWNED = tests("own_clients")
@@ -1713,6 +1713,27 @@ MUTANTS = [
         '"" if summary',
         VALIDATION,
     ),
+    # Clients that never trained.
+    Mutant("data/clients.py", "if both.size:", "if False:", ADAPTED),
+    Mutant("data/clients.py", "len(mine.sizes) != len(others.sizes)", "False", ADAPTED),
+    Mutant("run/functions.py", "adapt=adapt)", "adapt=None)", ADAPTED),
+    Mutant("run/functions.py", "one.adapt)[0]", "sets[0].adapt)[0]", ADAPTED),
+    Mutant("round/own_models.py", "if adapt:", "if False:", ADAPTED),
+    Mutant("round/own_models.py", "own_leaves(parts, trained.variables)", "mine", ADAPTED),
+    Mutant("round/own_models.py", "return trained.client_state,", "return start,", ADAPTED),
+    Mutant("round/own_models.py", "parts.exchange.nothing", "False", ADAPTED),
+    Mutant("round/own_models.py", '"local": parts.local.peers', '"local": False', ADAPTED),
+    Mutant("round/own_models.py", "parts.flight.serverless,", "False,", ADAPTED),
+    Mutant("run/programs.py", "rows.clients), self.personal", "rows.clients), False", ADAPTED),
+    Mutant("run/checks.py", 'if sets["test"].adapt is None and', "if False and", ADAPTED),
+    Mutant("cli/problem.py", "test, adapt=to_test)", "test, adapt=test)", ADAPTED),
+    Mutant("cli/problem.py", "test, adapt=mine or None)", "test, adapt=test)", ADAPTED),
+    Mutant("cli/problem.py", "*map(take_clients, kept, others)", "*kept", ADAPTED),
+    Mutant("cli/problem.py", "pools = partition, scored", "pools = scored[place], scored", ADAPTED),
+    Mutant("cli/problem.py", "*map(with_clients, kept, mine, tested)", "", ADAPTED),
+    Mutant("cli/problem.py", "fold.train) if mine else partition", "fold.test)", ADAPTED),
+    Mutant("cli/validating.py", "by_seed, 1 - share)", "by_seed, share)", ADAPTED),
+    Mutant("cli/report.py", '"adapted" if any(', '"personal" if any(', ADAPTED),
 ]
 
 

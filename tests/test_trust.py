@@ -428,7 +428,7 @@ def test_a_folder_of_format_1_goes_on(here: Path) -> None:
     assert bench.main(["--resume", str(folder)]) == 0
     found = json.loads((folder / "config.json").read_text())
     former = {name: value for name, value in stored().items() if name not in REMOVED}
-    former |= {"validation": None, "test_clients": None}  # which it did not have
+    former |= {"validation": None, "test_clients": None, "adapt": None}  # which it did not have
     assert found == former | {name: found[name] for name in ("arguments", "jax")}
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == len(before.splitlines())
 

@@ -198,7 +198,7 @@ def build(config: Config) -> Setup:
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
                 "its models in flight: add --evaluated server"
             )
-    check_target(config.ending, task, score, algorithms, own=problem.own)
+    check_target(config.ending, task, score, algorithms, own=problem.scores_own)
     return Setup(
         task=task,
         score=score,

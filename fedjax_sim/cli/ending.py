@@ -95,8 +95,8 @@ def check_target(
     for name, algorithm in algorithms.items():
         if scored_set(algorithm) == "personal" and not own:
             raise ValueError(
-                f"--target of {name} is for --split holdout: some leaves stay with the clients, "
-                "whose own models count"
+                f"--target of {name} is for --split holdout, or --adapt 0.5 with --split clients: "
+                "some leaves stay with the clients, whose own models count"
             )
 
 

@@ -12,13 +12,17 @@ from fedjax_sim.base import ClientData
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.preparing import Prepare, preparation, unchanged
 from fedjax_sim.cli.scoring import Split, Standardise
+from fedjax_sim.cli.standardising import inputs, is_table
 from fedjax_sim.cli.validating import (
     as_one_client,
+    describe_adaptation,
     describe_validation,
     held_out,
     named_clients,
     scored_clients,
+    take_adaptation,
     take_validation,
+    with_clients,
 )
 from fedjax_sim.data import (
     Dataset,
@@ -29,8 +33,6 @@ from fedjax_sim.data import (
     own_test,
     pooled,
     shift_rows,
-    standardise_global,
-    standardise_local,
     take_clients,
 )
 from fedjax_sim.data.splits import names_of
@@ -67,6 +69,17 @@ class Problem(NamedTuple):
     own: bool = False
     held_out: float | None = None
 
+    @property
+    def scores_own(self) -> bool:
+        """Whether personal models are scored, of clients that train or of others that adapt."""
+        return self.own or self.test.adapt is not None
+
+    @property
+    def validates_own(self) -> bool:
+        """Whether personal models have validation scores."""
+        held = self.validation
+        return held is not None and (self.own or held.adapt is not None)
+
 
 def population(
     dataset: Dataset, split: Split, *, natural: bool = False, test_fraction: float | None = None
@@ -93,7 +106,7 @@ def population(
         if split == "holdout" and test_fraction is None and known:
             return dataset
     everyone = pooled(dataset)
-    if _is_table(dataset):
+    if is_table(dataset):
         return everyone
     return everyone._replace(mean=dataset.mean, std=dataset.std)
 
@@ -111,16 +124,17 @@ def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partitio
     """
     prepare = preparation(config.preparation, dataset)
     seeds, scores = config.experiment.seeds, config.scores
-    if scores.standardise is not None and not _is_table(dataset):
+    if scores.standardise is not None and not is_table(dataset):
         raise ValueError(
             f"standardise={scores.standardise!r} is for tables of numbers, not {dataset.name}"
         )
     standardise = scores.standardise or "global"
     if scores.folds is not None:
-        return by_clients(dataset, partitions, seeds, scores.folds, standardise, prepare)
+        folds, adapt = scores.folds, scores.adapt
+        return by_clients(dataset, partitions, seeds, folds, standardise, prepare, adapt)
     how = standardise, prepare, scores.validation
     if scores.test_clients is not None:
-        return by_names(dataset, partitions, seeds, scores.test_clients, *how)
+        return by_names(dataset, partitions, seeds, scores.test_clients, *how, scores.adapt)
     if scores.split == "holdout":
         if not len(dataset.test_y):
             fraction = scores.test_fraction or HELD_OUT
@@ -178,37 +192,47 @@ def by_clients(
     folds: int,
     standardise: Standardise = "global",
     prepare: Prepare = unchanged,
+    adapt: float | None = None,
 ) -> Problem:
     """Cross-validates by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
+
+    Validation and test clients adapt on the share ``adapt`` of their samples.
 
     Raises:
         ValueError: if there are too few clients for the folds.
     """
-    runs, whole, parts, names = [], [], [], []
-    for seed, partition in _by_seed(partitions, seeds):
+    runs, whole, fit, parts, names = [], [], [], [], []
+    by_seed = _by_seed(partitions, seeds)
+    mine, scored = take_adaptation(dataset, by_seed, adapt)
+    for place, (seed, partition) in enumerate(by_seed):
+        own = mine[place] if mine else partition
         for f, fold in enumerate(client_folds(len(partition.sizes), folds, seed=seed)):
             runs.append({"seed": seed, "fold": f})
             whole.append(partition)
-            parts.append([take_clients(partition, clients) for clients in fold])
-            names.append(names_of(dataset, parts[-1][-1]))
-    train, validation, test = (list(role) for role in zip(*parts, strict=True))
-    sizes = [len(role[0].sizes) for role in (train, validation, test)]
-    x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=whole)
+            fit.append(with_clients(own, partition, fold.train) if mine else partition)
+            pools = partition, scored[place], scored[place], own, own
+            clients = *fold, fold.validation, fold.test
+            parts.append([*map(take_clients, pools, clients)])
+            names.append(names_of(dataset, take_clients(partition, fold.test)))
+    roles = [list(role) for role in zip(*parts, strict=True)]
+    sizes = [len(role[0].sizes) for role in roles[:3]]
+    x, y, scaled = inputs(dataset, standardise, train=roles[0], whole=whole, fit=fit)
     if scaled:
-        train, validation, test = (
-            shift_rows(role, len(dataset.train_y)) for role in (train, validation, test)
-        )
+        roles = [shift_rows(role, len(dataset.train_y)) for role in roles]
+    train, validation, test, *adapting = roles
+    to_validate, to_test = adapting if mine else (None, None)
     data, trained = _training(x, y, train, [run["seed"] for run in runs], prepare)
     return Problem(
         data=data,
         trained=trained,
-        test=eval_set(x, y, test),
-        validation=eval_set(x, y, validation),
+        test=eval_set(x, y, test, adapt=to_test),
+        validation=eval_set(x, y, validation, adapt=to_validate),
         runs=runs,
         scaled=scaled,
         scored="mean over test clients; {} train, {} validate, {} test in each of {} folds".format(
             *sizes, folds
-        ),
+        )
+        + describe_adaptation(adapt),
         names=names,
     )
 
@@ -221,32 +245,45 @@ def by_names(
     standardise: Standardise = "global",
     prepare: Prepare = unchanged,
     validation: float | None = None,
+    adapt: float | None = None,
 ) -> Problem:
     """Scores the clients of these names on all their samples, and trains the others.
 
-    The share ``validation`` of the others' samples validates.
+    The share ``validation`` of the others' samples validates. The clients of these names adapt on
+    the share ``adapt`` of their samples and are scored on the rest; validation samples are scored
+    after adaptation on their client's training samples, as if it had not trained.
     """
     whole = [partition for _, partition in _by_seed(partitions, seeds)]
     kept, held = take_validation(dataset, _by_seed(whole, seeds), validation)
+    mine, scored = take_adaptation(dataset, _by_seed(whole, seeds), adapt)
     names = [names_of(dataset, partition) for partition in whole]
     tested = [named_clients(known, clients) for known in names]
     others = [np.delete(np.arange(len(p.sizes)), k) for p, k in zip(whole, tested, strict=True)]
-    test, train = [*map(take_clients, whole, tested)], [*map(take_clients, kept, others)]
-    held = [*map(take_clients, held, others)]
-    test_names, several = [names_of(dataset, one) for one in test], len(tested[0]) > 1
-    x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=kept)
+    test_names = [names_of(dataset, p) for p in map(take_clients, whole, tested)]
+    kept = [*map(with_clients, kept, mine, tested)] or kept
+    test, train = [*map(take_clients, scored, tested)], [*map(take_clients, kept, others)]
+    held, mine = [*map(take_clients, held, others)], [*map(take_clients, mine, tested)]
+    several = len(tested[0]) > 1
+    x, y, scaled = inputs(dataset, standardise, train=train, whole=whole, fit=kept)
     if scaled:
-        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
+        train, test, held, mine = (
+            shift_rows(role, len(dataset.train_y)) for role in (train, test, held, mine)
+        )
+    validates = None
+    if held:
+        to_validate = train if mine and several else None
+        validated = held if several else as_one_client(held)
+        validates = eval_set(x, y, validated, adapt=to_validate)
     data, trained = _training(x, y, train, seeds, prepare)
     return Problem(
         data=data,
         trained=trained,
-        test=eval_set(x, y, test),
-        validation=eval_set(x, y, held if several else as_one_client(held)) if held else None,
+        test=eval_set(x, y, test, adapt=mine or None),
+        validation=validates,
         runs=[{"seed": seed} for seed in seeds],
         scaled=scaled,
         scored=f"{'mean over clients' if several else 'on client'} {', '.join(clients)}; "
-        f"{data.clients} train{describe_validation(train, held)}",
+        f"{data.clients} train{describe_validation(train, held)}{describe_adaptation(adapt)}",
         names=test_names if several else names,
     )
 
@@ -267,7 +304,7 @@ def by_holdout(
     whole = [partition for _, partition in _by_seed(partitions, seeds)]
     train, test = held_out(dataset, _by_seed(whole, seeds), fraction)
     train, held = take_validation(dataset, _by_seed(train, seeds), validation)
-    x, y, scaled = _inputs(dataset, standardise, train=train, whole=whole, fit=train)
+    x, y, scaled = inputs(dataset, standardise, train=train, whole=whole, fit=train)
     if scaled:
         train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
     data, trained = _training(x, y, train, seeds, prepare)
@@ -304,33 +341,3 @@ def _training(
 def _by_seed(partitions: Sequence[Partition], seeds: Sequence[int]) -> list[tuple[int, Partition]]:
     same = len(partitions) == 1
     return [(seed, partitions[0 if same else i]) for i, seed in enumerate(seeds)]
-
-
-def _is_table(dataset: Dataset) -> bool:
-    return dataset.train_x.ndim == 2 and dataset.mean is not None
-
-
-def _inputs(
-    dataset: Dataset,
-    standardise: Standardise,
-    *,
-    train: Sequence[Partition],
-    whole: Sequence[Partition],
-    fit: Sequence[Partition],
-) -> tuple[NDArray[Any], NDArray[Any], bool]:
-    """Returns the samples, or of a table R standardised copies, one behind the other.
-
-    A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run.
-    """
-    x, y, columns = dataset.train_x, dataset.train_y, dataset.numeric
-    if not _is_table(dataset):
-        if standardise == "local":
-            raise ValueError(f"standardise='local' is for tables of numbers, not {dataset.name}")
-        return x, y, False
-    copies = np.empty((len(train), *x.shape), np.float32)
-    for copy, clients, trained, fitted in zip(copies, whole, train, fit, strict=True):
-        if standardise == "global":
-            copy[:] = standardise_global(x, trained, numeric=columns)
-        else:
-            copy[:] = standardise_local(x, clients, fit=fitted, numeric=columns)
-    return copies.reshape(-1, x.shape[1]), np.concatenate([y] * len(copies)), True

@@ -183,11 +183,12 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     """Returns two aligned tables: score and traffic; speed and memory.
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
-    number). The columns "personal" have scores of the clients' own models; where leaves stay
-    with the clients ("own_leaves") it is the only score: nobody has trained the server's. An
-    algorithm whose summary says "diverged" has no numbers; one at least must have. A peak that is
-    not known is "-". Where there is a target, the last columns have the rounds and the traffic of
-    the runs that reached it: "not reached" is no number. With a clock there are seconds too.
+    number). The columns "personal" have scores of the clients' own models, "adapted" if the
+    clients never trained; where leaves stay with the clients ("own_leaves") it is the only score:
+    nobody has trained the server's. An algorithm whose summary says "diverged" has no numbers; one
+    at least must have. A peak that is not known is "-". Where there is a target, the last columns
+    have the rounds and the traffic of the runs that reached it: "not reached" is no number. With a
+    clock there are seconds too.
 
     Args:
         summaries: by algorithm, see :func:`measurements`.
@@ -199,7 +200,8 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     unit = " %" * metric.percent
     columns = {f"{moment}{unit}": f"{first['score']}_{moment}" for moment in moments}
     own = f"personal_{first['score'].removeprefix('client_')}"
-    for title, key in (("personal", f"{own}_last"), ("personal validated", f"{own}_validated")):
+    whose = "adapted" if any("adapted" in s for s in finished.values()) else "personal"
+    for title, key in ((whose, f"{own}_last"), (f"{whose} validated", f"{own}_validated")):
         if any(key in s for s in finished.values()):
             columns[f"{title}{unit}"] = key
     size = byte_unit(s[way] for s in finished.values() for way in ("bytes_up", "bytes_down"))

@@ -284,7 +284,7 @@ def run_group(
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
         STOPPING.check(agreed)
         if len(names) == 1:
-            validated = problem.own and problem.validation is not None
+            validated = problem.validates_own
             stop = ending.rule(config.ending, score, experiment.algorithm, validated=validated)
             on_evaluation = functools.partial(record, first)
             return {first: experiment.run(on_evaluation=on_evaluation, stop=stop, **common)}

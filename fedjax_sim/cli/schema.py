@@ -142,7 +142,8 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         ValueError: if it is not as the command writes it; names the file, the entry and its value.
     """
     _check(f"{path}", settings, SETTINGS, needed=True)
-    _check(f"{path}", settings, {"validation": maybe(number), "test_clients": maybe(some(text))})
+    later = {"validation": maybe(number), "test_clients": maybe(some(text)), "adapt": maybe(number)}
+    _check(f"{path}", settings, later)
 
 
 def check_summary(path: Path, summary: Mapping[str, Any]) -> None:

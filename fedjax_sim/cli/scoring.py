@@ -22,6 +22,8 @@ class Scores(Group):
         folds: of ``clients``, else None.
         test_clients: names of the clients of ``clients`` that are scored and do not train; None for
           folds.
+        adapt: of ``clients``: the share of its samples on which a client that does not train adapts
+          before it is scored on the others; None: it does not adapt.
         test_fraction: of ``holdout``; None for the test samples that the data have of each client,
           or where they do not say it for a fifth.
         validation: the share of each client's training samples that are scored instead, to select
@@ -58,6 +60,15 @@ class Scores(Group):
         shown="folds",
         metavar="NAME,NAME",
         convert=lambda text: tuple(text.split(",")),
+    )
+    adapt: float | None = setting(
+        None,
+        "share of its samples on which each test and validation client of --split clients adapts "
+        "the server's model, by the personal training of the method; that model and the server's "
+        "are scored on its other samples",
+        shown="none",
+        above=0,
+        below=1,
     )
     test_fraction: float | None = setting(
         None,
@@ -105,8 +116,8 @@ class Scores(Group):
             raise ValueError("--test-clients stands in place of --folds: leave one of them out")
         if self.split == "clients" and self.test_clients is None:
             self._default("folds", 5)
-        owners = {"folds": "clients", "test_clients": "clients", "test_fraction": "holdout"}
-        for name, of in owners.items():
+        owners = dict.fromkeys(("folds", "test_clients", "adapt"), "clients")
+        for name, of in (owners | {"test_fraction": "holdout"}).items():
             if self.split != of and getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for --split {of}, not {self.split}")
         if self.folds is not None and self.validation is not None:

@@ -49,6 +49,8 @@ def summarise(
         summary["samples_per_second"] *= 1 + beside
     if setup.algorithms[name].parts.exchange.own is not None:
         summary["own_leaves"] = True
+    if config.scores.adapt is not None and result.evaluations[-1].personal is not None:
+        summary["adapted"] = True
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
     summary |= timing.measured(result, config.timing)
     summary["skipped"] = int(result.evaluations[-1].skipped.sum())
@@ -123,8 +125,9 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     if defaults_of(experiment.dataset) is OTHERS and config.training.lr == OTHERS.lr:
         print(f"\nlr {OTHERS.lr} is the default for data of your own, not tuned to them: see --lr")
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
-    if personal and not setup.problem.own:
-        print(f"\n--split holdout also scores the clients' own models of {', '.join(personal)}")
+    if personal and not setup.problem.scores_own:
+        how = "--adapt 0.5" if config.scores.split == "clients" else "--split holdout"
+        print(f"\n{how} also scores the clients' own models of {', '.join(personal)}")
 
 
 def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:

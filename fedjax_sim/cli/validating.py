@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base.spelling import hint
 from fedjax_sim.data import Dataset, client_holdout
-from fedjax_sim.partition import Partition
+from fedjax_sim.partition import Partition, partition_from_lists
 
 
 def held_out(
@@ -49,6 +49,43 @@ def take_validation(
     if not all(len(one.index) for one in held):
         raise ValueError(f"--validation {share:g} needs a client with two training samples")
     return train, held
+
+
+def take_adaptation(
+    dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
+) -> tuple[list[Partition], list[Partition]]:
+    """Splits each client's samples into those that it adapts on and those that are scored.
+
+    Args:
+        dataset: the data set.
+        by_seed: seed and samples of each run.
+        share: share of the samples to adapt on; None for none.
+
+    Returns:
+        The partitions of the samples to adapt on, and of the others; no partitions if clients do
+        not adapt.
+
+    Raises:
+        ValueError: if no client has two samples.
+    """
+    if share is None:
+        return [], [partition for _, partition in by_seed]
+    adapt, scored = held_out(dataset, by_seed, 1 - share)
+    if not all(len(one.index) for one in scored):
+        raise ValueError(f"--adapt {share:g} needs a client with two samples")
+    return adapt, scored
+
+
+def with_clients(partition: Partition, other: Partition, clients: NDArray[np.int64]) -> Partition:
+    """Returns the partition with the samples that some clients have in another one.
+
+    >>> from fedjax_sim.partition import partition_from_lists
+    >>> one, other = partition_from_lists([[0], [1]]), partition_from_lists([[2], [3]])
+    >>> with_clients(one, other, np.array([1])).index.tolist()
+    [0, 3]
+    """
+    pairs = enumerate(zip(partition.lists, other.lists, strict=True))
+    return partition_from_lists([theirs if k in clients else ours for k, (ours, theirs) in pairs])
 
 
 def as_one_client(held: Sequence[Partition]) -> list[Partition]:
@@ -102,6 +139,17 @@ def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -
     some = " to ".join(f"{n:,}" for n in dict.fromkeys([counts[0], counts[-1]]))
     total = len(train[0].index) + len(held[0].index)
     return f"; validated on {some} of {total:,} training samples, of {scored_clients(held)}"
+
+
+def describe_adaptation(share: float | None) -> str:
+    """Writes on which share of their samples test clients adapt, if they do.
+
+    >>> describe_adaptation(0.25)
+    '; test clients adapt personal models on 25 % of their samples'
+    """
+    if share is None:
+        return ""
+    return f"; test clients adapt personal models on {100 * share:g} % of their samples"
 
 
 def scored_clients(tests: Sequence[Partition]) -> str:

@@ -142,12 +142,15 @@ class EvalSet:
             ``start[-1]`` are padding and are not scored.
         start: ``int32[K + 1]`` or ``int32[R, K + 1]``; client k owns ``index[start[k]:start[k +
             1]]``. A client without samples has no score.
+        adapt: the samples on which clients that never train adapt before they are scored; None:
+            they do not adapt.
     """
 
     x: Array
     y: Array
     index: Array
     start: Array
+    adapt: ClientData | None = dataclasses.field(default=None, metadata={"added": True})
 
     @property
     def clients(self) -> int:
@@ -158,7 +161,13 @@ class EvalSet:
         return brief_fields(self)
 
 
-def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None = None) -> EvalSet:
+def eval_set(
+    x: Any,
+    y: Any,
+    partitions: Partition | Sequence[Partition] | None = None,
+    *,
+    adapt: Partition | Sequence[Partition] | None = None,
+) -> EvalSet:
     """Makes an evaluation set of all samples, or of a partition's clients.
 
     Args:
@@ -166,13 +175,17 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
         y: targets ``[n_total, ...]``: class labels, or targets of another task.
         partitions: samples of each client, for all runs or one for each of R runs, which may differ
             in samples and clients; None for all samples as one set, without clients.
+        adapt: other samples of the same clients, which never train: an algorithm with personal
+            models is also scored by those that these clients make of the server's model and these
+            samples. One partition, or one for each run, like ``partitions``; None: no adaptation.
 
     Returns:
         A NumPy-backed evaluation set. If :func:`fedjax_sim.client_data` gets the same ``x`` and
         ``y``, the devices store them once.
 
     Raises:
-        ValueError: if x and y differ in length, a set is empty, or a row is out of range.
+        ValueError: if x and y differ in length, a set is empty, or a row is out of range; if adapt
+            has other clients, a client without samples, or samples that are scored.
 
     Example:
         >>> from fedjax_sim.partition import partition_from_lists
@@ -195,11 +208,48 @@ def eval_set(x: Any, y: Any, partitions: Partition | Sequence[Partition] | None 
     most, ends = max(len(p.index) for p in runs), max(len(p.start) for p in runs)
     index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in runs])
     start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in runs])
-    return EvalSet(
+    made = EvalSet(
         x=in_host_memory(x),
         y=in_host_memory(as_targets(np.asarray(y), len(x))),
         index=index[select].astype(np.int32),
         start=start[select].astype(np.int32),
+    )
+    if adapt is None:
+        return made
+    return dataclasses.replace(made, adapt=_to_adapt(made, _by_run(x, y, adapt)[0], runs))
+
+
+def _to_adapt(made: EvalSet, adapt: list[Partition], scored: list[Partition]) -> ClientData:
+    """Returns the samples that the clients of an evaluation set adapt on."""
+    if len(adapt) != len(scored):
+        raise ValueError(
+            f"adapt must be {len(scored)} partitions as partitions is, got {len(adapt)}"
+        )
+    for mine, others in zip(adapt, scored, strict=True):
+        validate_partition(mine, len(made.y))
+        if mine.repeats or len(mine.sizes) != len(others.sizes):
+            raise ValueError(
+                f"adapt must have the {len(others.sizes)} clients of partitions, each with samples "
+                f"of its own, got {len(mine.sizes)}"
+            )
+        both = np.intersect1d(mine.index, others.index)
+        if both.size:
+            raise ValueError(
+                f"adapt must not contain samples that are scored, got {both.size}, such as row "
+                f"{both[0]}: take them from the clients with client_holdout"
+            )
+    ends = made.start.shape[-1]
+    offsets = np.cumsum([0] + [len(p.index) for p in adapt[:-1]])
+    starts = [
+        np.pad(p.start, (0, ends - len(p.start)), mode="edge") + offset
+        for p, offset in zip(adapt, offsets, strict=True)
+    ]
+    return ClientData(
+        x=made.x,
+        y=made.y,
+        index=in_host_memory(np.concatenate([p.index for p in adapt]), np.int32),
+        start=in_host_memory(starts if made.start.ndim == 2 else starts[0], np.int32),
+        capacity=int(max(p.sizes.max() for p in adapt)),
     )
 
 

@@ -254,11 +254,18 @@ class Algorithm:
         constants: PyTree,
         tasks: PyTree,
         clients: Array | None = None,
+        *,
+        adapt: ClientData | None = None,
     ) -> PyTree:
-        """Runs ``score(constants, variables, task)`` with personal models; returns ``[K, ...]``."""
+        """Runs ``score(constants, variables, task)`` with personal models; returns ``[K, ...]``.
+
+        The models are those of other clients, which never trained, if ``adapt`` has samples.
+        """
         received = self.evaluated(key, state, data)
-        data = as_arrays(data, differentiable=self.parts.execution.differentiable)
-        return score_own(self.parts, key, received, state, data, score, constants, tasks, clients)
+        whose, new = (data, False) if adapt is None else (adapt, True)
+        whose = as_arrays(whose, differentiable=self.parts.execution.differentiable)
+        given = score, constants, tasks, clients
+        return score_own(self.parts, key, received, state, whose, *given, adapt=new)
 
     def epsilon(self, data: ClientData, rounds: int, delta: float) -> float:
         """Computes ε of (ε, δ) differential privacy for a client, if all server models are shown.

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, FedState, PyTree, Variables
+from fedjax_sim.base import Array, ClientData, ClientView, FedState, PyTree, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
-from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.engine.streams import Client, Round, stream
+from fedjax_sim.round.exchanging import own as own_leaves
 from fedjax_sim.round.exchanging import with_own
 from fedjax_sim.round.parts import Parts
 
@@ -26,22 +27,26 @@ def score_own(
     constants: PyTree,
     tasks: PyTree,
     clients: Array | None = None,
+    *,
+    adapt: bool = False,
 ) -> PyTree:
     """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
-    Without a server, a client starts from its own model.
+    Without a server, a client starts from its own model. Clients that never trained keep nothing:
+    each first makes a visit, of which the server learns nothing.
 
     Args:
         parts: parts of the algorithm.
         key: key of the evaluation.
         server: the model that the server broadcasts.
         state: state after a round.
-        data: the clients.
+        data: the clients; if they adapt, with the samples that they adapt on.
         score: function to compute.
         constants: values that all clients share.
         tasks: ``[K, ...]``.
         clients: ``int32[K]``, N for an empty place; the state has their rows, in this order. None:
             all.
+        adapt: whether the clients never trained.
 
     Raises:
         ValueError: if the algorithm has no personal models.
@@ -57,10 +62,13 @@ def score_own(
     client = jnp.pad(clients, (0, rows - count), constant_values=data.clients)
 
     def one(fixed: PyTree, common: PyTree, kept: PyTree, task: PyTree) -> PyTree:
-        (pixels, constants), (server, sent, number), (key, visit, task) = fixed, common, task
+        (pixels, constants), (key, visit, task) = fixed, task
+        server, sent, number, shared, coin = common
         client_state, mine, node = kept
-        client = visit.view(pixels, data, number, trains=False)
+        client = visit.view(pixels, data, number, coin, trains=False)
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
+        if adapt:
+            client_state, mine = _first_visit(parts, key, received, client, shared)
         used = with_own(mine, received)
         return score(constants, own_model(key, used, client, client_state), task)
 
@@ -70,15 +78,48 @@ def score_own(
     at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
     # A gather by number would make them whole on every device.
-    padded = tree.longer((state.client_state, state.own), rows - count)
+    padded = ((), ()) if adapt else tree.longer((state.client_state, state.own), rows - count)
+    rest = (state.shared_state, stream(key, Round.COIN)) if adapt else (None, None)
     out = execution.run(
         one,
         (samples_of(data), constants),
-        (server, state.broadcast, state.round),
+        (server, state.broadcast, state.round, *rest),
         (*padded, _nodes(parts, server, state, client)),
         parts.execution.replicate(own),
     )
     return jax.tree.map(lambda a: a[:count], parts.execution.replicate(out))
+
+
+def _first_visit(
+    parts: Parts, key: Array, received: Variables, client: ClientView, shared: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Returns the state and the own leaves that a new client keeps after one visit."""
+    start, mine = parts.local.client_state(received), own_leaves(parts, received)
+    if not jax.tree.leaves((start, mine)):
+        return start, mine  # it keeps nothing: a visit would change nothing
+    key = stream(key, Client.FIRST_VISIT)
+    trained = parts.local.train(key, received, client, start, shared)
+    return trained.client_state, own_leaves(parts, trained.variables)
+
+
+def check_adapts(parts: Parts) -> None:
+    """Rejects parts from whose server no client that never trained can make a personal model.
+
+    Raises:
+        ValueError: names the part.
+    """
+    unmade = {
+        "flight": parts.flight.serverless,
+        "exchange": parts.exchange.nothing,
+        "local": parts.local.peers,
+    }
+    for role, wrong in unmade.items():
+        if wrong:
+            raise ValueError(
+                "clients that adapt need a personal model made from the server's model and their "
+                f"own samples alone, {role} is {shown(getattr(parts, role))}: score clients that "
+                "train"
+            )
 
 
 def _nodes(parts: Parts, mean: Variables, state: FedState, client: Array) -> PyTree:

@@ -115,6 +115,10 @@ def check_sets(
     for name, x in _each_once("x", data, sets).items():
         _check_numbers(name, x)
     clients = data.clients
+    if personal and any(examples.adapt is not None for examples in sets.values()):
+        raise ValueError("personal=True is for clients that train, eval_set(adapt=...) for others")
+    if sets["test"].adapt is None and any(s.adapt is not None for s in sets.values()):
+        raise ValueError("validation has clients that adapt, test must have some too: give both")
     for name, examples in sets.items() if personal else ():
         pooled = name == "validation" and examples.clients == 1
         if examples.clients != clients and not pooled:

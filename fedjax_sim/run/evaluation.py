@@ -20,7 +20,8 @@ class Evaluation(NamedTuple):
         sums: sums that the scores on the test set are computed from, ``[R, ...]``.
         test: scores on the test set.
         validation: scores on the validation set; None without one.
-        personal: scores of the clients' personal models on the test set; None without them.
+        personal: scores of the clients' personal models on the test set; None without them. Clients
+            that never trained have models that they adapted, see :func:`fedjax_sim.data.eval_set`.
         personal_validation: the same on the validation set; None if it is not of these clients.
         train_loss: ``f64[R]``, mean local training loss of the last round.
         uploads: ``int64[R]``, models or fragments sent by clients so far.

@@ -16,6 +16,7 @@ from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.cores import warn_of_unused_cores
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
+from fedjax_sim.round.own_models import check_adapts
 from fedjax_sim.run.cache import count_programs
 from fedjax_sim.run.checkpoint_files import CheckpointError
 from fedjax_sim.run.checkpoints import Checkpoints
@@ -107,6 +108,8 @@ class Experiment:
         check_model(model, data.x, data.y, task)
         check_trained(algorithm, model)
         check_sets(data, sets, runs, personal=self.personal, most=task.most)
+        if sets["test"].adapt is not None and algorithm.personal is not None:
+            check_adapts(algorithm.parts)
         programs = Programs(
             algorithm,
             model,

@@ -240,10 +240,17 @@ class Functions:
             clients: Array | None,
         ) -> PyTree:
             key = jax.random.fold_in(key, state.round)
-            own = functools.partial(algorithm.score_personal, key, state, data)
-            return own_answers(
-                self.model.apply, self.task, own, sets, most=self.largest, clients=clients
-            )
+
+            def of(some: Sets, most: Sequence[int], adapt: ClientData | None) -> PyTree:
+                own = functools.partial(algorithm.score_personal, key, state, data, adapt=adapt)
+                return own_answers(
+                    self.model.apply, self.task, own, some, most=most, clients=clients
+                )
+
+            if sets[0].adapt is None:
+                return of(sets, self.largest, None)
+            each = zip(sets, self.largest, strict=True)  # the clients of a set are its own
+            return tuple(of((one,), (most,), one.adapt)[0] for one, most in each)
 
         all_runs = self._map(answers, (*self._run_axes, tuple(self.axes.sets[:scored]), None))
         return all_runs(run.keys, run.state, data, sets[:scored], clients)

@@ -89,8 +89,10 @@ def _contents(value: Any) -> list[Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # The parent of a flax module is the scope that it lives in; the devices decide the range.
         outside = ("parent", "origin", "size_range")
-        names = [f.name for f in dataclasses.fields(value) if f.name not in outside]
-        return [getattr(value, name, None) for name in names]
+        fields = [f for f in dataclasses.fields(value) if f.name not in outside]
+        given = ((f.metadata.get("added"), getattr(value, f.name, None)) for f in fields)
+        # Older checkpoints lack the fields that were added since.
+        return [held for added, held in given if not (added and held is None)]
     wrapped = getattr(value, "__wrapped__", None)  # a jitted function
     return [getattr(value, "__qualname__", ""), wrapped]
 

@@ -72,7 +72,8 @@ def repeat_runs(arrays: Any, axes: Any, times: int) -> Any:
 
 def set_axes(examples: EvalSet) -> Any:
     """Returns the prefix of an evaluation set."""
-    return _prefix(examples, index=_axis(examples.index), start=_axis(examples.start))
+    adapt = None if examples.adapt is None else client_axes(examples.adapt)
+    return _prefix(examples, index=_axis(examples.index), start=_axis(examples.start), adapt=adapt)
 
 
 def client_axes(data: ClientData) -> Any:
@@ -93,7 +94,7 @@ def client_axes(data: ClientData) -> Any:
     )
 
 
-def _prefix(arrays: Any, **axes: int | None) -> Any:
+def _prefix(arrays: Any, **axes: Any) -> Any:
     return dataclasses.replace(arrays, x=None, y=None, **axes)
 
 

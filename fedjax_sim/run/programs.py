@@ -69,7 +69,8 @@ class Programs:
         every: rounds from one evaluation to the next.
         execution: where and how to run; None: as the algorithm was composed.
         personal: whether the sets have the clients of ``data``: they are then also scored with
-            each client's personal model, if the algorithm has them; a pooled set is not.
+            each client's personal model, if the algorithm has them; a pooled set is not. Sets of
+            clients that adapt are always scored so.
         per_run: the algorithm of each run, if runs differ in more than their seeds; ``algorithm``
           is then one of them.
 
@@ -79,6 +80,7 @@ class Programs:
             on the devices.
         layout: layout of a run between two programs.
         hosted: whether client states stay on the host.
+        own_apart: whether programs of their own score personal models, some clients at a time.
         shapes: results of start, advance and finish with the counts, by name, once all is lowered.
     """
 
@@ -101,7 +103,8 @@ class Programs:
         data = with_size_range(data, self.algorithm.parts.execution)
         self.model, self.task, self.execution = model, task, placed.parts.execution
         self.data, self.sets, self.runs, self.every = data, sets, runs, every
-        self.personal = personal and algorithm.personal is not None
+        adapts = sets[0].adapt is not None
+        self.personal = (personal or adapts) and algorithm.personal is not None
         self.per_run = per_run
         functions = Functions(
             self.algorithm,
@@ -118,9 +121,10 @@ class Programs:
         if mb is not None:
             rows = rows_that_fit(self._start_shapes(functions), functions.layout, mb)
         self.hosted = rows is not None
+        self.own_apart = self.hosted and self.personal and not adapts
         if rows is not None:
-            layout = Layout(self.execution, rows.clients)
-            functions = dataclasses.replace(functions, layout=layout, personal=False)
+            layout, within = Layout(self.execution, rows.clients), self.personal and adapts
+            functions = dataclasses.replace(functions, layout=layout, personal=within)
         self._functions = functions_for(algorithm, functions)
         self.layout = functions.layout
         self.blocks = None
@@ -226,7 +230,7 @@ class Programs:
             if self.hosted and self.algorithm.ends:
                 args = run, data, sets
                 check_state_unread(jax.make_jaxpr(functions.collect)(*args).jaxpr, args)
-            if self.hosted and self.personal:
+            if self.own_apart:
                 some = shapes(np.zeros(self.layout.clients, np.int32))
                 own = functions.own.trace(run, data, sets, some)
                 yield "own", own
@@ -335,9 +339,13 @@ class Programs:
 
 
 def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
-    """Returns the number of samples of the largest client in each set of the clients of ``data``.
+    """Returns the number of samples of the largest client in each set with personal models.
 
-    The first set is one of them; a pooled set is not.
+    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
+    a pooled set is not.
     """
-    own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
+    if sets[0].adapt is not None:
+        own = [examples for examples in sets if examples.adapt is not None]
+    else:
+        own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
     return tuple(int(np.diff(examples.start).max()) for examples in own)

@@ -239,7 +239,7 @@ class Runner:
     def _personal_counts(self, run: Run) -> tuple[Counts, ...] | None:
         """Counts personal models, some clients at a time, if per-client state is on the host."""
         programs, memory = self.programs, self._memory
-        if memory is None or not programs.personal:
+        if memory is None or not programs.own_apart:
             return None
         found, capacity, total = [], programs.layout.clients, programs.data.clients
         for first in range(0, total, capacity):
@@ -276,7 +276,7 @@ class Runner:
         programs = self.programs
         sets = tree.num_bytes(programs.sets)
         reading_sets = {"evaluate", "own", "count"}
-        if programs.personal and not programs.hosted:
+        if programs.personal and not programs.own_apart:
             reading_sets |= {"advance", "models", "finish"}
         others = 0 if name in reading_sets or name in ONCE else sets
         if name == "evaluate":  # the run and the data, which the program before it was given

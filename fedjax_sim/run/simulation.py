@@ -80,7 +80,8 @@ def simulate(
         auc: as in :func:`fedjax_sim.tasks.classification`, given with ``classes``.
         personal: whether client k of the test set is client k of ``data``: an algorithm with
             personal models is then scored by these too. Give ``natural`` the same ids for both.
-            The same holds for a validation set with clients.
+            The same holds for a validation set with clients. Clients of a set with ``adapt``, see
+            :func:`fedjax_sim.data.eval_set`, are others: they adapt first, and this is False.
         loss: loss on the sets; None: the task's loss.
         execution: where and how to run; None: as the algorithm was composed.
         on_compiled: called before the first round, with the bytes that the run needs on each

@@ -16,6 +16,7 @@ class Problem(NamedTuple):
         split: the scored samples.
         folds: of clients, or None.
         test_clients: their names, or None.
+        adapt: the share of their samples that clients which do not train adapt on, or None.
         test_fraction: that each client keeps, or None.
         validation: the share of the training samples that validate, or None.
         standardise: of a table's columns, or None.
@@ -28,6 +29,7 @@ class Problem(NamedTuple):
     split: str
     folds: int | None
     test_clients: tuple[str, ...] | None
+    adapt: float | None
     test_fraction: float | None
     validation: float | None
     standardise: str | None
@@ -42,6 +44,8 @@ class Problem(NamedTuple):
             told += f", tested on {', '.join(self.test_clients)}"
         elif self.test_fraction is not None:
             told += f", {100 * self.test_fraction:g} % held out by each"
+        if self.adapt is not None:
+            told += f", {100 * self.adapt:g} % to adapt"
         if self.validation is not None:
             told += f", {100 * self.validation:g} % to validate"
         if self.standardise == "local":
@@ -67,6 +71,7 @@ def problem_of(settings: Mapping[str, Any], score: str) -> Problem:
         "score": score,
         # Folders of earlier versions lack these.
         "validation": settings.get("validation"),
+        "adapt": settings.get("adapt"),
         "test_clients": None if tested is None else tuple(tested),
     }
     return Problem(**{name: settings[name] for name in Problem._fields if name not in own}, **own)

@@ -112,7 +112,14 @@ class Trial:
     @property
     def series(self) -> str:
         """The method, and whether it is the clients' own models that are scored."""
-        return f"{self.method}{', own models' * self.own}"
+        return f"{self.method}{self._whose}"
+
+    @property
+    def _whose(self) -> str:
+        """What is added to a name if not the server's model is scored."""
+        if not self.own:
+            return ""
+        return ", adapted models" if self.summary.get("adapted") else ", own models"
 
     @property
     def label(self) -> str:
@@ -121,7 +128,7 @@ class Trial:
             name = self.algorithm
         else:
             name = self.row if self.alone else f"{self.row}: {self.algorithm}"
-        return f"{name}{', own models' * self.own}"
+        return f"{name}{self._whose}"
 
 
 class Reading(NamedTuple):
