@@ -16,7 +16,7 @@ from fedjax_sim.base.files import write_text
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, is_free
 from fedjax_sim.cli.commands import complain, enter, plain
-from fedjax_sim.cli.folder import versions, write_json
+from fedjax_sim.cli.folder import write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
@@ -28,6 +28,7 @@ from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 from fedjax_sim.cli.studies.view import Plain, viewed
 from fedjax_sim.engine.memory import trim
+from fedjax_sim.run.environment import versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:

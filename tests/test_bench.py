@@ -25,6 +25,7 @@ from fedjax_sim import __main__ as door
 from fedjax_sim import bench, models, privacy, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
+from fedjax_sim.cli import schema
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import documented
@@ -134,9 +135,8 @@ def finished(ran: Ran) -> Path:
 
 def test_summary_is_complete_and_consistent(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
-    assert {"phase_shift", "fedavg", "versions", "devices", "command"} == summary.keys()
+    assert summary.keys() == {"phase_shift", "fedavg"} | schema.RUN.keys()
     assert "--phases 4" in summary["command"]
-    assert summary["versions"]["jax"] == jax.__version__
     for name in ("phase_shift", "fedavg"):
         s = summary[name]
         assert s.keys() >= KEYS

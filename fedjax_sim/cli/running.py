@@ -16,7 +16,7 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup, how_it_runs
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
+from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
 from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.grouping import candidates, work_of
 from fedjax_sim.cli.loading import read_summary
@@ -33,6 +33,7 @@ from fedjax_sim.run.cache import forget_programs
 from fedjax_sim.run.candidates import divergence, run_candidates
 from fedjax_sim.run.checkpoint_files import checkpoint_paths
 from fedjax_sim.run.checkpoints import rounds_saved
+from fedjax_sim.run.environment import environment
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import random_settings
 from fedjax_sim.tasks.sums import mean_known
@@ -185,11 +186,8 @@ def run(
     STOPPING.patient = True
     if folder is not None:
         folder.draw("clients", lambda path: draw_clients(config, setup, path))
-    common = {
-        "versions": versions(),
-        "devices": [str(d) for d in setup.execution.devices],
-        "command": command,
-    }
+    common = environment(command)
+    common["devices"] = [str(d) for d in setup.execution.devices]
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
     lost: dict[str, str] = {}
