@@ -1476,6 +1476,10 @@ MUTANTS = [
     Mutant("base/files.py", "file.truncate(end)", "pass", FOLDERS + " -k=line"),
     Mutant("cli/processes.py", "address if local else None", "None", DISTRIBUTED),
     # watching
+    Mutant("run/environment.py", "if not git(", "if git(", tests("environment")),
+    Mutant("run/environment.py", '":/*.py", ":/*.toml"', '"."', tests("environment")),
+    Mutant("run/rows.py", "if named == 1:", "if False:", tests("splits") + " -k=only_client"),
+    Mutant("run/prefetch.py", 'self._check(1, 0, "a sample")', "pass", tests("windows")),
     Mutant("cli/forecast.py", "* left / ran", "* left", WATCH),
     Mutant("cli/forecast.py", "self.found(job, done / rounds)", "pass", WATCH),
     Mutant("cli/forecast.py", "seconds / len(jobs)", "seconds", WATCH),
