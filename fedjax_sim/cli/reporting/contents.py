@@ -177,7 +177,8 @@ def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
         summary = dict(trial.summary)
-        if "mu" in trial.settings and summary.get("mu_first") == summary.get("mu_last"):
+        named = "mu" in trial.settings or "mu=" in trial.algorithm
+        if named and summary.get("mu_first") == summary.get("mu_last"):
             summary.pop("mu_first", None)  # the label or the settings say it
         lines += [f"{label}: {line}." for line in remarks(summary)]
     return [" ".join(lines)] if lines else []
