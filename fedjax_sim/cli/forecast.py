@@ -91,7 +91,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds to the end; None while no round has run."""
+        """The seconds to the end, compiling included; None while no round has run."""
         spent, work = map(sum, zip(*self._spent.values(), strict=True)) if self._spent else (0, 0)
         costs = {method: s / w for method, (s, w) in self._spent.items()}
         by_job = {
@@ -106,7 +106,7 @@ class Forecast:
 
     def __str__(self) -> str:
         seconds = self.seconds
-        return "" if seconds is None else f"about {duration(seconds)} left"
+        return f"about {duration(seconds)} left" if seconds else ""
 
     def _learn(self, job: Job, share: float, seconds: float) -> None:
         method = name_of(job.label)
