@@ -15,9 +15,7 @@ if no line is an error, and 2 if there is no accelerator.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import datetime
 import functools
 import importlib.util
 import json
@@ -36,10 +34,11 @@ import jax.numpy as jnp
 import fedjax_sim as fs
 from benchmarks import methods
 from benchmarks.baselines import ours
-from benchmarks.speed import Run, find_run, machine, repeat, versions
+from benchmarks.speed import Run, find_run, repeat
 from benchmarks.workloads import WORKLOADS, Timing, Workload
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.models.convolutions import LOWERINGS, Lowering
+from fedjax_sim.run.environment import environment
 
 HERE = Path(__file__).resolve().parent
 GRACE = 10  # seconds after its limit that a stage is killed
@@ -95,13 +94,10 @@ def env(stage: Stage) -> None:
     """The machine, and the most that it does: products, copies, launches of kernels."""
     device, small = jax.devices()[0], stage.small
     stage.note(
-        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit=commit(),
+        **environment(),
         kind=device.device_kind,
         devices=list(map(str, jax.devices())),
         memory_mb=(device.memory_stats() or {}).get("bytes_limit", 0) / MB,
-        machine=machine(),
-        versions=versions(),
     )
     n, steps = (256, 20) if small else (8192, 2000)
 
@@ -134,15 +130,6 @@ def env(stage: Stage) -> None:
         for kernels in (1, 10):
             measure = functools.partial(loop, end, kernels)
             stage.attempt(3, measure, what="loop", end=end, kernels=kernels)
-
-
-def commit() -> str | None:
-    """Returns the commit of the checkout; None without git."""
-    asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        found = subprocess.check_output(asked, cwd=HERE, stderr=subprocess.DEVNULL, text=True)
-        return found.strip()
-    return None
 
 
 def seconds_of(run: Callable[[], Any], small: bool) -> float:

@@ -1,6 +1,5 @@
 """What the scripts that train share: records of what was found."""
 
-import datetime
 import json
 import time
 from pathlib import Path
@@ -8,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.speed import command, machine
-from fedjax_sim.cli.folder import versions
+from fedjax_sim.run.environment import commit, environment
+
+commit()  # of the code that runs, whatever is edited meanwhile
 
 
 def write_record(path: Path, started: float, **content: Any) -> None:
     """A JSON file of what was found and of what it came from; `started` is a `time.time()`."""
-    date = datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(timespec="seconds")
     record = {
-        "date": date,
-        "command": command(),
+        **environment(started=started),
         "seconds": round(time.time() - started, 1),
-        "machine": machine(),
-        "versions": versions(),
         **content,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

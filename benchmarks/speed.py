@@ -10,7 +10,6 @@ clock and are reported apart. Speed is real training samples per second; padding
 import argparse
 import contextlib
 import dataclasses
-import datetime
 import importlib
 import importlib.metadata
 import importlib.util
@@ -18,13 +17,12 @@ import itertools
 import json
 import math
 import multiprocessing
-import os
 import platform
-import shlex
 import shutil
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +92,7 @@ def measure(
         "compile_seconds": max(found["compile_seconds"], trial_seconds),
         "peak_mb": peak_mb(),
         "note": ", ".join(notes),
-        **({"versions": versions()} if contestant in PINS else {}),
+        **({"versions": installed()} if contestant in PINS else {}),
     }
 
 
@@ -168,39 +166,10 @@ def spawn(contestant: str, name: str, args: argparse.Namespace) -> dict[str, Any
     return {"work": name, "contestant": contestant, **result}
 
 
-def command() -> str:
-    """The command that runs."""
-    return shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
-
-
-def machine() -> dict[str, Any]:
-    """CPU model, cores, memory and accelerators."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        models = [line for line in lines if line.startswith("model name")]
-        cpu = models[0].partition(":")[2].strip() if models else cpu
-    accelerators: list[str] = []
-    if smi := shutil.which("nvidia-smi"):
-        query = [smi, "--query-gpu=name", "--format=csv,noheader"]
-        listed = subprocess.run(query, capture_output=True, text=True, check=False)
-        accelerators = listed.stdout.split("\n")[:-1] if listed.returncode == 0 else []
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "memory_gb": round(memory / 2**30, 1),
-        "accelerators": accelerators,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter, as far as they are installed."""
-    packages = ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "torch", "numpy")
-    plugins = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu")
+def installed() -> dict[str, str]:
+    """The versions in a peer's environment, which cannot import this package."""
     found = {"python": platform.python_version()}
-    for package in (*packages, *plugins, "fedjax", "pfl", "flwr", "ray"):
+    for package in ("jax", "jaxlib", "torch", "numpy", "fedjax", "pfl", "flwr", "ray"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
@@ -275,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
         contestant, name, devices, seconds, repeats = json.loads(args.job)
         print(json.dumps(measure(contestant, WORKLOADS[name], devices, seconds, repeats)))
         return
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    started = time.time()
     pairs = itertools.product(args.work, available(args.contestants))
     results = []
     for name, contestant in pairs:
@@ -286,11 +255,10 @@ def main(argv: list[str] | None = None) -> None:
     print(ROW.format("work", "contestant", "samples/s", "ours/it", "compile s", "peak MB", "note"))
     for result in results:
         print_row(result)
+    from fedjax_sim.run.environment import environment  # not before: the parent stays small
+
     record = {
-        "date": date,
-        "command": command(),
-        "machine": machine(),
-        "versions": versions(),
+        **environment(started=started),
         "devices": args.devices,
         "seconds": args.seconds,
         "results": results,

@@ -5,6 +5,7 @@ What it says is in docs/papers.toml, which tests hold to the code.
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,16 @@ the papers' order, with the main sections. Of {all}, {here} are there: by flags 
 `import fedjax_sim as fs`). The others could be but are not written, or are outside what this
 simulator is for; the table says why. Data sets, networks and surveys are left out, and so
 are the other papers that the web page of RADFed v1 links to."""
+
+
+EXPERIMENTS = """\
+## The experiments and their time
+
+These commands repeat the papers' own tables and figures;
+[benchmarks](../benchmarks/README.md) has the results. The time is the sum of `seconds` in the
+records that they wrote in `benchmarks/results`, most of them beside other work on the machine; the
+command prints it for each of its parts before it starts. How long the flags in the tables below
+take was not measured: it depends on the data set and the rounds, and a run prints the time left."""
 
 
 class Paper(NamedTuple):
@@ -64,17 +75,35 @@ class Row(NamedTuple):
     why: str = ""
 
 
-def read() -> tuple[dict[str, Paper], list[Row]]:
-    """The papers by key, and the rows, as docs/papers.toml has them."""
+class Experiment(NamedTuple):
+    """Experiments of the papers that a command repeats.
+
+    Attributes:
+        command: the command.
+        records: the files of benchmarks/results that it wrote, whose seconds are summed.
+    """
+
+    command: str
+    records: list[str] = []  # noqa: RUF012
+
+
+def read() -> tuple[dict[str, Paper], list[Row], list[Experiment]]:
+    """The papers by key, the rows and the experiments, as docs/papers.toml has them."""
     data = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     papers = [Paper(**paper) for paper in data["papers"]]
-    return {paper.key: paper for paper in papers}, [Row(**row) for row in data["rows"]]
+    experiments = [Experiment(**experiment) for experiment in data["experiments"]]
+    return {p.key: p for p in papers}, [Row(**row) for row in data["rows"]], experiments
 
 
 def page() -> str:
     """The page: a table for what each paper is the first to name."""
-    papers, rows = read()
+    sys.path.insert(0, str(SOURCE.parents[1]))
+    from benchmarks.reproduce import times
+
+    papers, rows, experiments = read()
     lines = [HEAD.format(all=len(rows), here=sum(not row.why for row in rows))]
+    lines += ["", EXPERIMENTS, "", "| command | time |", "| --- | --- |"]
+    lines += [f"| `{e.command}` | {times.told(times.read(e.records))} |" for e in experiments]
     for key, paper in papers.items():
         lines += ["", f"## {paper.short}", "", f"{paper}.", ""]
         lines += ["| method or system | named in | here |", "| --- | --- | --- |"]

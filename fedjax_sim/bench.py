@@ -16,7 +16,7 @@ from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
 from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
-from fedjax_sim.cli.folder import RunFolder, versions
+from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, start_jax
 from fedjax_sim.cli.parser import parse
@@ -27,6 +27,7 @@ from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.watching import Watch, bar, nobody
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
+from fedjax_sim.run.environment import versions
 
 PROGRAM = "fedjax_sim.bench"
 LOST, INTERRUPTED, TERMINATED = 3, 130, 143

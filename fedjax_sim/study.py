@@ -16,18 +16,19 @@ from fedjax_sim.base.files import write_text
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.claims import Claim, claim_begun, claim_new, is_free
 from fedjax_sim.cli.commands import complain, enter, plain
-from fedjax_sim.cli.folder import versions, write_json
+from fedjax_sim.cli.folder import write_json
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
-from fedjax_sim.cli.studies.cells import by_executor, rounds_seen
+from fedjax_sim.cli.studies.cells import by_executor, shares_done
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
-from fedjax_sim.cli.studies.view import Plain, View, viewed
+from fedjax_sim.cli.studies.view import Plain, viewed
 from fedjax_sim.engine.memory import trim
+from fedjax_sim.run.environment import versions
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +80,8 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
 
     STOPPING.last_words.append(stopped)
     try:
-        with viewed(study) as view:
+        done = {name: shares_done(cell, _folder(asked, cell)) for name, cell in mine.items()}
+        with viewed([*mine.values()], done) as view:
             run = _one_by_one if asked.executor is None else _by_executor
             for name, status in run(mine, asked, view):
                 statuses[name] = status
@@ -106,21 +108,17 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     return max(statuses.values(), default=0)
 
 
-def _one_by_one(
-    cells: Mapping[str, Cell], asked: Asked, view: View | Plain
-) -> Iterator[tuple[str, int]]:
+def _one_by_one(cells: Mapping[str, Cell], asked: Asked, view: Plain) -> Iterator[tuple[str, int]]:
     """Runs cells in this process; gives each with its status as it ends."""
     for number, (name, cell) in enumerate(cells.items(), 1):
-        print(f"\n[{number}/{len(cells)}] {name}\n", flush=True)
+        print(f"\n[{number}/{len(cells)}] {name}{view.left}\n", flush=True)
         view.begins(cell)
         yield name, bench.main(_argv(cell, asked), view.program)
         jax.clear_caches()  # another cell has other shapes
         trim()
 
 
-def _by_executor(
-    cells: Mapping[str, Cell], asked: Asked, view: View | Plain
-) -> Iterator[tuple[str, int]]:
+def _by_executor(cells: Mapping[str, Cell], asked: Asked, view: Plain) -> Iterator[tuple[str, int]]:
     """Runs cells by an executor; gives each with its status as it ends."""
     assert asked.executor is not None
     logs = asked.folder / LOGS
@@ -129,13 +127,14 @@ def _by_executor(
 
     def look() -> None:
         for cell in left.values():
-            view.saw(cell, rounds_seen(cell, _folder(asked, cell)))
+            view.saw(cell, shares_done(cell, _folder(asked, cell)))
 
     argvs = {name: _argv(cell, asked) for name, cell in cells.items()}
     for name, status in by_executor(asked.executor, bench.main, argvs, logs, look):
         del left[name]
         told = "done" if status < 2 else f"status {status}, see {logs / f'{name}.log'}"
-        print(f"[{len(cells) - len(left)}/{len(cells)}] {name}: {told}", flush=True)
+        number = len(cells) - len(left)
+        print(f"[{number}/{len(cells)}] {name}: {told}{view.left}", flush=True)
         yield name, status
 
 

@@ -1118,6 +1118,10 @@ def test_replace_refuses_what_is_no_part() -> None:
         match="aggregation is no part of an algorithm: one of local, clients_per_round, sel",
     ):
         plain.replace(aggregation=fs.aggregators.mean)
+    with pytest.raises(
+        TypeError, match=r"flight, delayed or .* use replace\(flight=fs\.flight\.del"
+    ):
+        plain.replace(redistribution=fs.redistribution.permute)
     with pytest.raises(ValueError, match="server must be a Server, got the class replace"):
         plain.replace(server=fs.server.replace)
 

@@ -160,6 +160,23 @@ def test_a_comparison_is_the_table_of_the_report(
         found.save(tmp_path / "new")
 
 
+def test_a_saved_result_has_its_privacy_and_its_pull(saved: Path, tmp_path: Path) -> None:
+    fedprox = fs.load_run(saved).summary[NAMES[2]]
+    assert (fedprox["mu_first"], fedprox["mu_last"]) == (1.0, 1.0)
+    problem = fs.toy()
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    private = fs.algorithms.dp_fedavg(
+        local, clients_per_round=5, clip=1.0, noise_multiplier=2.0
+    ).on(fs.make_execution(1))
+    data = dataclasses.replace(problem.data, root=None)  # the server's own samples have no noise
+    where = problem.model, data, problem.test
+    result = fs.simulate(private, *where, rounds=2, classes=10, seeds=(0,))
+    fs.save_run(tmp_path / "run", {"private": result})
+    summary = fs.load_run(tmp_path / "run").summary["private"]
+    assert summary["delta"] == 10**-1.1
+    assert summary["epsilon"] == private.epsilon(data, 2, 10**-1.1)
+
+
 def test_a_comparison_is_of_pairs_with_the_baseline(results: dict[str, fs.Result]) -> None:
     first, second = results[NAMES[0]], results[NAMES[1]]
     found = fs.compare({"A": first, "B (other)": second}, baseline="B (other)").to_pandas()
@@ -196,6 +213,7 @@ def test_results_of_other_clients_are_not_compared(
         ({}, "results must be results by name"),
         ({"a": 1}, "results must have a Result by each name, got 1 as 'a'"),
         ({"a": fewer}, "results must have an evaluation each, and a has none"),
+        ({"date": other}, "'date' cannot name a result"),
     ):
         with pytest.raises(ValueError, match=message):
             fs.compare(wrong)  # type: ignore[arg-type]

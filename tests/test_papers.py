@@ -11,10 +11,11 @@ import papers
 import pytest
 
 import fedjax_sim as fs
+from benchmarks.reproduce import times
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.cli.parser import parse
 
-PAPERS, ROWS = papers.read()
+PAPERS, ROWS, EXPERIMENTS = papers.read()
 NAMES = sorted(row.name for row in ROWS)
 BY_NAME = {row.name: row for row in ROWS}
 WHY = ("Not written: ", "Outside: ")
@@ -74,6 +75,39 @@ def test_names_in_python_exist(name: str) -> None:
 def test_every_listed_section_names_something() -> None:
     named = {(key, text) for row in ROWS for key, found in row.named.items() for text in found}
     assert named == {(key, text) for key, paper in PAPERS.items() for text in paper.sections}
+
+
+def test_the_times_of_experiments_are_those_of_records() -> None:
+    root = papers.SOURCE.parents[1]
+    modules = {path.stem for path in (root / "benchmarks/reproduce").glob("*.py")}
+    run = set()
+    for experiment in EXPERIMENTS:
+        words = shlex.split(experiment.command)
+        name = words[2].rpartition(".")[2]
+        assert (root / words[3]).is_file() if name == "study" else name in modules
+        run.add(words[3] if name == "study" else name)
+        for path in experiment.records:
+            (record,) = times.read([path])
+            assert record["seconds"] > 0
+            assert path.startswith(f"{name}/")
+            assert name in record["command"]
+            assert ("--small" in words) == ("_small" in path)
+    toml = {str(path.relative_to(root)) for path in (root / "benchmarks/reproduce").glob("*.toml")}
+    commands = {"fedaug", "ozdayi", "phase_shift", "radfed", "skew"}
+    assert run == commands | toml
+
+
+def test_an_experiment_begins_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "radfed/radfed_small_mnist.json"
+    figures: dict[str, list[str]] = {"Figures 6 and 7": []}
+    times.announce("all", name, seeds=4, **figures)
+    times.announce("all", name, seeds=5, **figures)
+    times.announce("all", name, seeds=4, **{"Figures 6 and 7": ["MNIST-1"]})
+    times.announce("all", "radfed/radfed.json", seeds=4)
+    assert capsys.readouterr().err.splitlines() == [
+        "all: about 13 min on 2 cores of an AMD EPYC (2026-11-24)",
+        *["all: time not measured"] * 3,
+    ]
 
 
 def test_the_page_is_current() -> None:

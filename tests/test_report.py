@@ -778,7 +778,7 @@ def test_other_settings_make_tables_of_their_own(
     ]  # fmt: skip
     argv = [str(folder) for folder in folders]
     out = folders[0] / "report"
-    assert main([*argv, "--wide"]) == 0
+    assert main(["--wide", *argv]) == 0  # the first folder is no SETTING
     assert re.findall("^## Methods.*", (out / "report.md").read_text(), re.MULTILINE) == [
         "## Methods by partition, lr = 0.1", "## Methods by partition, lr = 0.2"
     ]  # fmt: skip
@@ -963,7 +963,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
         nothing, "run --out run/config.json/new", "--out run/config.json/new: "
     ),
     "an unknown flag": (nothing, "run --basline a", "unrecognized arguments: --basline"),
-    "nothing to report": (nothing, "", "the following arguments are required: DIR"),
+    "nothing to report": (nothing, "", "name a folder of a run or of a study: DIR"),
 }  # fmt: skip
 
 

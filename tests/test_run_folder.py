@@ -20,6 +20,7 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli.config import GROUPS
+from fedjax_sim.cli.schema import RUN
 
 FLAGS = "--clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3 --rounds 6"
 METHODS = ["--algo", "fedavg(lr=0.1|0.5)", "--compare", "radfed", "--evaluated", "server"]
@@ -227,6 +228,7 @@ def test_every_key_is_documented(kept: Any, timed: Any) -> None:
     for row in (*kept.records, *kept.clients, *limited.records, *limited.clients):
         assert {re.sub("_uncollected$", "", key) for key in row} <= told | {"client_f1"}
     told = keys_of(page, "summary.json")
+    assert RUN.keys() <= told
     for summary in (kept.summary["radfed"], kept.summary[LABELS[0]], limited.summary["fedprox"]):
         scores = re.compile(r"(client_|personal_)?(accuracy|f1)_(last|best|mean|validated)(_std)?")
         assert {key for key in summary if not scores.fullmatch(key)} <= told

@@ -33,6 +33,7 @@ from fedjax_sim.data import (
     take_clients,
 )
 from fedjax_sim.partition import Partition, partition_from_lists
+from fedjax_sim.run.rows import row_of
 
 some = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -356,6 +357,21 @@ def finished(folder: Path, extra: list[str]) -> tuple[Any, list[Any], Any]:
         [json.loads(line) for line in lines],
         json.loads((folder / "config.json").read_text()),
     )
+
+
+def test_the_only_client_of_a_fold_has_the_score_of_its_samples() -> None:
+    problem = fs.toy()
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=5).on(fs.make_execution(1))
+    where = problem.model, problem.data, problem.test
+    result = fs.simulate(algorithm, *where, rounds=1, classes=10, seeds=(0,))
+    (table,) = result.provenance.tables(result.task)
+    row, clients = row_of(result.evaluations[-1], 0, {}, table, result.task, ["A"])
+    assert clients["names"] == ["A"]
+    assert clients["client_accuracy"] == result.accuracy[-1]
+    assert row["client_accuracy"]["clients"] == 1
+    _, expected = row_of(result.evaluations[-1], 0, {}, table, result.task)
+    assert len(expected["client_accuracy"]) == 10  # clients that train, by their labels
 
 
 @pytest.mark.slow

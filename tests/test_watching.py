@@ -26,16 +26,18 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.base import Metric
 from fedjax_sim.cli import watching
+from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.sinks import Sending, Sink
 from fedjax_sim.cli.studies import view
-from fedjax_sim.cli.studies.plan import Study, read_study
+from fedjax_sim.cli.studies.cells import shares_done
+from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row
 from fedjax_sim.run.progress import is_watched
 
 PLAN = """
 run = {dataset = "digits", rounds = 10}
 grid = {emd = [0.5, 1.4], lr = [0.1, 1]}
-methods = ["fedavg", "fedprox"]
+methods = ["fedavg(momentum=0.1)", "fedavg(momentum=0.5)"]
 """
 
 
@@ -61,11 +63,109 @@ def test_a_file_gets_a_line_a_tenth_and_a_minute(
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: compiling, then 1,000 rounds",
         "fedavg: round 0 of 1,000, 5 MB a device, 70 s",
-        "fedavg: round 100 of 1,000, b, 90 s",
-        "fedavg: round 199 of 1,000, d, 151 s",
-        "fedavg: round 210 of 1,000, e, 152 s",
+        "fedavg: round 100 of 1,000, b, 90 s, about 3 min left",  # 20 s for a tenth
+        "fedavg: round 199 of 1,000, d, 151 s, about 5 min left",
+        "fedavg: round 210 of 1,000, e, 152 s, about 5 min left",
         "fedavg: round 1,000 of 1,000, f, 200 s",
     ]
+
+
+def test_rounds_of_a_checkpoint_take_no_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [(70.0, 60), (71.0, 20), (72.0, 60), (92.0, 70)]  # the records so far are told again
+    clock = iter([0.0, *(seconds for seconds, _ in told)])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with watching.bar(["fedavg"], 100, 60) as tell:
+        for _, done in told:
+            tell(done, "")
+    assert capsys.readouterr().err.splitlines() == [
+        "fedavg: round 60 of 100 is done, compiling, then 40 rounds",
+        "fedavg: round 60 of 100, 70 s",
+        "fedavg: round 70 of 100, 92 s, about 60 s left",
+    ]
+
+
+def test_a_bar_begins_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as (_, shown):
+        with watching.bar(["fedavg"], 100, 60) as tell:
+            tell(20, "")
+            assert "60/100 [00:00<?" in shown()[0]
+            tell(80, "")
+        assert "80/100" in shown()[0]
+
+
+def forecast_of(clock: list[float], **work: float) -> Forecast:
+    return Forecast({Job("", label): size for label, size in work.items()}, lambda: clock[0])
+
+
+def test_methods_are_weighed_by_the_seconds_that_they_took() -> None:
+    clock, fast = [0.0], ["fast(mu=1)", "fast(mu=2)"]
+    forecast = forecast_of(clock, **dict.fromkeys(fast, 5), slow=10, other=10)
+    assert forecast.seconds is None
+    clock[0] = 1000.0  # another one was done before, which took a while to see
+    forecast.found(Job("", "slow"), 0.5, 90)  # in an earlier run: 18 s a unit
+    with forecast.program("", fast, rounds=100, done=20) as advance:
+        advance(10)  # a round of the checkpoint
+        clock[0] += 10
+        advance(60)  # 2.5 s a unit; of the third method the mean
+    assert forecast.seconds == pytest.approx(4 * 2.5 + 5 * 18 + 10 * (90 + 10) / (5 + 4))
+    forecast.ended([Job("", label) for label in (*fast, "other")])  # by a rule, or they failed
+    assert str(forecast) == "about 2 min left"
+
+
+def test_two_workers_need_half_the_time() -> None:
+    clock = [0.0]
+    forecast = forecast_of(clock, a=10, b=10)
+    for share in (0.1, 0.2):
+        clock[0] += 30
+        for label in "ab":
+            forecast.ran([Job("", label)], share, 30)
+    assert forecast.seconds == pytest.approx(240)
+
+
+def test_a_study_that_goes_on_counts_what_it_runs(plan: Study, tmp_path: Path) -> None:
+    clock = [1000.0]
+    done, begun, *rest = plan.cells
+    labels = done.config.algorithms
+
+    def records(cell: Cell, *ends: tuple[int, float], summary: str = "{}") -> Path:
+        folder = tmp_path / cell.name
+        folder.mkdir(exist_ok=True)
+        settings = {"rounds": 10, "programs": [labels]}
+        (folder / "config.json").write_text(json.dumps(settings))
+        (folder / "summary.json").write_text(summary)
+        lines = (
+            json.dumps({"algorithm": label, "round": r, "wall_seconds": s * r / end})
+            for label, (end, s) in zip(labels, ends, strict=False)
+            for r in range(1, end + 1)
+        )
+        (folder / "times.jsonl").write_text("\n".join(lines) + "\n")
+        return folder
+
+    over = json.dumps({label: {} for label in labels})  # the second one ended early
+    found = {
+        done.name: shares_done(done, records(done, (10, 100.0), (5, 100.0), summary=over)),
+        begun.name: shares_done(begun, records(begun, (4, 40.0))),
+        rest[0].name: shares_done(rest[0], tmp_path / "nothing"),
+    }
+    assert found == {
+        done.name: {labels[0]: (1.0, 50.0), labels[1]: (1.0, 50.0)},
+        begun.name: {labels[0]: (0.4, 20.0)},
+        rest[0].name: {},
+    }
+    watched = view.Plain(plan.cells, found, lambda: clock[0])
+    assert watched.left == ""
+    for before in (2, 4):  # it records its first rounds again
+        assert not watched.saw(begun, shares_done(begun, records(begun, (before, 10.0 * before))))
+    clock[0] += 20
+    assert watched.saw(begun, shares_done(begun, records(begun, (6, 60.0))))
+    assert watched.left == ", about 9 min left"  # 20 s for 0.2 of a method, and 5.4 are left
+    watched.begins(rest[0])
+    with watched.program(labels[:1], 10, 5) as tell:
+        clock[0] += 20
+        tell(7, "")
+    assert watched.left == ", about 8 min left"  # 40 s for 0.4, and 4.7 are left
 
 
 @contextlib.contextmanager
@@ -148,15 +248,14 @@ def row_of(cell: Any, method: str, *scores: float) -> Row:
 
 def test_a_view_of_a_study(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr(view.View.__init__, "__defaults__", (lambda: clock[0],))
     first, second, *_ = plan.cells
     with terminal(monkeypatch) as (stream, shown):
-        with view.viewed(plan) as watched:
+        with view.viewed(plan.cells, {}, lambda: clock[0]) as watched:
             assert isinstance(watched, view.View)
             watched.begins(first)
             assert shown() == ["0 of 4 cells done, 0 s", "emd=0.5-lr=0.1: begins", ""]
             print("above")
-            with watched.program(["fedavg(lr=1)", "fedavg(lr=2)"], 10) as tell:
+            with watched.program(first.config.algorithms, 10) as tell:
                 assert shown()[2] == "emd=0.5-lr=0.1: fedavg, 2 settings, compiling"
                 clock[0] += 600
                 tell(5, "accuracy 50 %")  # 10 of 80 rounds of methods: 70 are left
@@ -187,7 +286,7 @@ def test_a_view_of_a_study(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def interrupted(plan: Study) -> None:
-    with view.viewed(plan) as watched:
+    with view.viewed(plan.cells, {}) as watched:
         watched.begins(plan.cells[0])
         raise KeyboardInterrupt
 
@@ -205,10 +304,10 @@ def test_files_and_dumb_terminals_have_no_view(
 ) -> None:
     with terminal(monkeypatch):
         monkeypatch.setenv("TERM", "dumb")
-        with view.viewed(plan) as watched:
+        with view.viewed(plan.cells, {}) as watched:
             assert isinstance(watched, view.Plain)
         monkeypatch.setenv("TERM", "xterm")
-        with contextlib.redirect_stderr(io.StringIO()), view.viewed(plan) as watched:
+        with contextlib.redirect_stderr(io.StringIO()), view.viewed(plan.cells, {}) as watched:
             assert isinstance(watched, view.Plain)
 
 

@@ -166,6 +166,8 @@ def test_windows_are_as_long_as_they_may_be() -> None:
         "samples_mb must be at least 0.01: half of it holds the clients of round 1, 6 samples"
     )):  # fmt: skip
         [*PrefetchBlocks(data, 2e-6 * 5 * 32).split(cohorts, 9)]
+    with pytest.raises(TooLargeError, match=r"0\.01: half of it holds a sample, 1 sample,"):
+        PrefetchBlocks(data, 1e-6)
 
 
 def test_runs_of_a_partition_share_its_samples() -> None:

@@ -17,7 +17,6 @@ FedAug beside it, and prints a table alone.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +46,7 @@ from benchmarks.reproduce.common import (
     thesis_update,
     write_curves,
 )
+from benchmarks.reproduce.times import announce
 from fedjax_sim.algorithms import fednova, fedprox
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.cli.problem import official
@@ -392,6 +392,8 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     title = f"{title}, {args.seeds} seeds"
     small = "_small" if args.small else ""
     stem = args.out / f"{name}{small}_{number.replace('.', '_')}"
+    path = stem.with_suffix(".json")
+    announce(f"{name}, Figure {figure}", f"fedaug/{path.name}", seeds=args.seeds)
     args.out.mkdir(parents=True, exist_ok=True)
     if figure == "5":
         rows, curves, best = augmentation(dataset, name, args)
@@ -403,7 +405,6 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
         last = {key: c.accuracy[-1] for key, c in curves.items()}
         draw_combined(last, title, stem.with_suffix(".png"))
     print(f"\n## {title}\n\n{markdown(rows)}\n", flush=True)
-    path = stem.with_suffix(".json")
     write_curves(path, started, dataset, args, rows, curves, figure=number, lr=args.size.lr)
 
 
@@ -414,7 +415,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in args.datasets:
         dataset = fewer(fs.load_dataset(name, args.data_dir), args.size.samples[name])
         for figure in args.figures:
-            print(f"{name}, Figure {figure}", file=sys.stderr, flush=True)
             reproduce(figure, dataset, name, args)
     print(f"numbers and pictures: {args.out}")
 

@@ -9,7 +9,6 @@ table in markdown beside the paper's; writes a JSON file and a picture.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from benchmarks.reproduce.common import (
     spread,
     write_curves,
 )
+from benchmarks.reproduce.times import announce
 from fedjax_sim.algorithms import ozdayi
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.problem import Problem, official
@@ -218,6 +218,9 @@ def draw(curves: Mapping[str, Curve], title: str, path: Path) -> None:
 def reproduce(dataset: Dataset, name: str, args: argparse.Namespace) -> None:
     """All tables on one data set."""
     started, size = time.time(), args.size
+    stem = args.out / f"{name}{'_small' if args.small else ''}"
+    path = stem.with_suffix(".json")
+    announce(name, f"ozdayi/{path.name}", seeds=args.seeds)
     model = load_model(size.model, dataset)
     arms = methods(model, size.rounds)
     curves: dict[str, Curve] = {}
@@ -229,8 +232,6 @@ def reproduce(dataset: Dataset, name: str, args: argparse.Namespace) -> None:
         f"{args.seeds} seeds"
     )
     print(f"\n## {title}\n\n{markdown(rows)}\n")
-    stem = args.out / f"{name}{'_small' if args.small else ''}"
-    path = stem.with_suffix(".json")
     write_curves(path, started, dataset, args, rows, curves, model=size.model)
     draw(curves, title, stem.with_suffix(".png"))
 
@@ -240,7 +241,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     use_cores()
     for name in args.datasets or args.size.datasets:
-        print(name, file=sys.stderr, flush=True)
         whole = fs.load_dataset(name, args.data_dir)
         reproduce(fewer(whole, args.size.samples), name, args)
     print(f"numbers and pictures: {args.out}")

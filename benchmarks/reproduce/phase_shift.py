@@ -11,7 +11,6 @@ without numbers: the tables have the changes that its text states.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +38,7 @@ from benchmarks.reproduce.common import (
     thesis_update,
     write_curves,
 )
+from benchmarks.reproduce.times import announce
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.data import Dataset
 from fedjax_sim.engine.cores import use_cores
@@ -236,6 +236,9 @@ def draw_compared(curves: Mapping[str, Curve], title: str, path: Path) -> None:
 def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace) -> None:
     """One figure on one data set: runs, tables, record and pictures."""
     started, epochs = time.time(), FIGURES[figure]
+    stem = args.out / f"{name}{'_small' if args.small else ''}_{figure.replace('.', '_')}"
+    path = stem.with_suffix(".json")
+    announce(f"{name}, Figure {figure}", f"phase_shift/{path.name}", seeds=args.seeds)
     model = thesis_model(name, dataset)
     local = thesis_update(model, 1, args.size.lr, thesis_transforms(name))
     if epochs is None:
@@ -248,8 +251,6 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     rows = doubled_table(curves) if epochs is None else compared_table(curves, name, epochs)
     title = f"{name}, {len(dataset.train_y):,} training samples, {args.seeds} seeds"
     print(f"\n## Figure {figure}: {title}\n\n{markdown(rows)}\n")
-    stem = args.out / f"{name}{'_small' if args.small else ''}_{figure.replace('.', '_')}"
-    path = stem.with_suffix(".json")
     write_curves(path, started, dataset, args, rows, curves, figure=figure, lr=args.size.lr)
     if epochs is None:
         draw_doubled(curves, title, stem.with_suffix(".png"))
@@ -267,7 +268,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         whole = fs.load_dataset(name, args.data_dir)
         dataset = fewer(whole, args.size.samples[name])
         for figure in args.figures:
-            print(f"{name}, Figure {figure}", file=sys.stderr, flush=True)
             reproduce(figure, dataset, name, args)
     print(f"numbers and pictures: {args.out}")
 

@@ -39,6 +39,7 @@ from benchmarks.reproduce.common import (
     simulate,
     spread,
 )
+from benchmarks.reproduce.times import announce
 from benchmarks.script import write_record
 from fedjax_sim import diagnostics, flight, redistribution, weighting
 from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, radfedp
@@ -369,6 +370,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     use_cores()
     started, small, out = time.time(), "_small" if args.small else "", args.out
+    path = out / f"radfed{small}.json"
+    parts = {"Table III": args.rows, "Figures 6 and 7": args.figures}
+    announce("everything", f"radfed/{path.name}", seeds=args.seeds, **parts)
     scores: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     for names, part, found in (
@@ -378,9 +382,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in names:
             found |= part(name, args)
             content = {"Table III": scores, "Figures 6 and 7": curves}
-            write_record(
-                out / f"radfed{small}.json", started, seeds=args.seeds, folds=FOLDS, **content
-            )
+            write_record(path, started, seeds=args.seeds, folds=FOLDS, **content)
     if scores:
         print(f"\n## Table III\n\n{markdown(table(scores))}")
         radfed_pictures.draw_table_3(scores, PAPER, METHODS, out / f"table_3{small}.png")

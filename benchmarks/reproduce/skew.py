@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from benchmarks.reproduce import skew_pictures, skew_radfed, skew_thesis
 from benchmarks.reproduce.common import markdown, parser
+from benchmarks.reproduce.times import announce
 from benchmarks.script import write_record
 
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Deal everything, print the tables, write the numbers and the pictures."""
     args = parse(argv)
     started = time.time()
+    announce("everything", "skew/skew.json", seeds=args.seeds)
     print("RADFed, Table I", file=sys.stderr)
     rows = skew_radfed.table_1(args.data_dir, args.seeds)
     print("thesis, Figures 3.1 to 3.3", file=sys.stderr)

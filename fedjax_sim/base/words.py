@@ -34,6 +34,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
+def duration(seconds: float) -> str:
+    """Writes a time in words.
+
+    >>> duration(42.4), duration(200), duration(7300), duration(200_000)
+    ('42 s', '3 min', '2 h 2 min', '2 d 7 h')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def array_type(values: Any) -> str:
     """Returns dtype and shape of an array.
 

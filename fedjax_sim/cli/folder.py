@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -241,14 +239,3 @@ def _line(record: Mapping[str, Any]) -> str:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file as a whole or not at all: one that is killed leaves what was there before."""
     write_text(path, as_json(content) + "\n")
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that results depend on."""
-    found = {"python": sys.version.split()[0]}
-    for name in ("fedjax_sim", "jax", "jaxlib", "flax", "optax", "numpy"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found

@@ -10,6 +10,7 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import ends_early
 from fedjax_sim.cli.methods import name_of
+from fedjax_sim.cli.training import rounds_of
 from fedjax_sim.run.candidates import Candidates, group_candidates
 
 
@@ -42,3 +43,9 @@ def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidate
         [config.own(label) for label in labels],
         [setup.algorithms[label] for label in labels],
     )
+
+
+def work_of(label: str, config: Config, setup: Setup) -> float:
+    """Returns how much an algorithm has to do beside others: rounds times models times epochs."""
+    algorithm, epochs = setup.algorithms[label], config.training_of(label).epochs
+    return rounds_of(algorithm, config.experiment.rounds) * algorithm.slots * epochs

@@ -18,7 +18,6 @@ from fedjax_sim.cli import dealing
 from fedjax_sim.cli.claims import check_free, make_folder
 from fedjax_sim.cli.commands import Source, complain, deal_seeds, default_folder
 from fedjax_sim.cli.flags import Parser, flag, flagged, kind, options
-from fedjax_sim.cli.folder import versions
 from fedjax_sim.cli.methods import texts
 from fedjax_sim.cli.report import over_seeds
 from fedjax_sim.cli.settings import setting
@@ -35,6 +34,7 @@ from fedjax_sim.partition import (
 from fedjax_sim.partition.forms import DATA, form_of
 from fedjax_sim.partition.pictures import Format
 from fedjax_sim.partition.samplers import SAMPLERS, Sample, parse_form
+from fedjax_sim.run.environment import environment
 
 PROGRAM = "fedjax_sim.partition"
 DRAWN = 4  # partitions that can still be read side by side
@@ -321,8 +321,7 @@ def write_folder(
 ) -> None:
     """Writes the folder: whole, or not at all."""
     record = {
-        "command": shlex.join(["python", "-m", PROGRAM, *argv]),
-        "versions": versions(),
+        **environment(shlex.join(["python", "-m", PROGRAM, *argv])),
         **job.request.record(),
         "sampler": job.sampler,
         "options": job.options,

@@ -16,8 +16,9 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup, how_it_runs
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in, versions
-from fedjax_sim.cli.grouping import candidates
+from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
+from fedjax_sim.cli.forecast import Forecast, Job
+from fedjax_sim.cli.grouping import candidates, work_of
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.processes import agreed
 from fedjax_sim.cli.report import digits
@@ -31,6 +32,8 @@ from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
 from fedjax_sim.run.cache import forget_programs
 from fedjax_sim.run.candidates import divergence, run_candidates
 from fedjax_sim.run.checkpoint_files import checkpoint_paths
+from fedjax_sim.run.checkpoints import rounds_saved
+from fedjax_sim.run.environment import environment
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import random_settings
 from fedjax_sim.tasks.sums import mean_known
@@ -183,19 +186,17 @@ def run(
     STOPPING.patient = True
     if folder is not None:
         folder.draw("clients", lambda path: draw_clients(config, setup, path))
-    common = {
-        "versions": versions(),
-        "devices": [str(d) for d in setup.execution.devices],
-        "command": command,
-    }
+    common = environment(command)
+    common["devices"] = [str(d) for d in setup.execution.devices]
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
     lost: dict[str, str] = {}
+    forecast = Forecast({Job("", name): work_of(name, config, setup) for name in config.algorithms})
     waiting = [*groups]
     while waiting:
         group = waiting.pop(0)
         try:
-            found = run_group(group, config, setup, folder, watch)
+            found = run_group(group, config, setup, folder, watch, forecast)
         except DivergedError as error:
             found = {group[0]: str(error)}
         except TooLargeError:
@@ -211,6 +212,7 @@ def run(
             else:
                 results[name] = result
                 summaries[name] = summarise(name, result, config, setup, beside=len(group) - 1)
+        forecast.ended([Job("", name) for name in group])
         in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
         if folder is not None:
             head = f"{title(config, setup)}, {setup.model_name}"
@@ -240,8 +242,11 @@ def run_group(
     setup: Setup,
     folder: RunFolder | None,
     watch: Watch,
+    forecast: Forecast,
 ) -> dict[str, Result | str]:
     """Runs algorithms that share a program, and records them if there is a folder.
+
+    If there are other algorithms too, the ``forecast`` of all is shown.
 
     Returns:
         The result of each, or the message of one that has diverged.
@@ -266,21 +271,30 @@ def run_group(
             note = f"{score} {shown}"
 
     def progress(done: int) -> None:
-        tell(done, note)
+        advance(done)
+        whole = (
+            f"{forecast} in all" if len(names) < len(config.algorithms) and str(forecast) else ""
+        )
+        tell(done, ", ".join(filter(None, (note, whole))))
         STOPPING.check(agreed)
 
     def ready(held: int) -> None:
         STOPPING.patient = True
-        tell(0, f"{held / MB:,.0f} MB a device")
+        tell(saved, f"{held / MB:,.0f} MB a device")
 
+    checkpoints = checkpoints_of(first, config, folder)
+    saved = 0 if checkpoints is None else min(rounds, rounds_saved(checkpoints))
     common: dict[str, Any] = {
         "rounds": rounds,
         "on_compiled": ready,
         "on_rounds": progress,
-        "checkpoints": checkpoints_of(first, config, folder),
+        "checkpoints": checkpoints,
     }
     experiment = experiment_of(first, config, setup)
-    with watch(names, rounds) as tell:
+    with (
+        watch(names, rounds, saved) as tell,
+        forecast.program("", names, rounds, saved) as advance,
+    ):
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
         STOPPING.check(agreed)
         if len(names) == 1:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_sim.cli import timing
-from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in, versions
+from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.report import measurements
+from fedjax_sim.cli.schema import RUN
+from fedjax_sim.cli.summary import privacy_spent, pull_of
 from fedjax_sim.partition import emd, partition_hash
 from fedjax_sim.run import Result
 from fedjax_sim.run.checkpoint_files import write_server_model
+from fedjax_sim.run.environment import environment
 from fedjax_sim.run.identity import random_settings
 from fedjax_sim.run.provenance import Provenance
 
@@ -96,7 +99,7 @@ def write_records(
         target.close()
         raise
     devices = next(iter(results.values())).provenance.devices
-    return target, {**summary, "versions": versions(), "devices": devices, "command": COMPOSED}
+    return target, {**summary, **environment(COMPOSED), "devices": devices}
 
 
 def check_named(results: Mapping[str, Result]) -> None:
@@ -108,6 +111,8 @@ def check_named(results: Mapping[str, Result]) -> None:
     for name, result in results.items():
         if not isinstance(name, str) or not name or not isinstance(result, Result):
             raise ValueError(f"results must have a Result by each name, got {result!r} as {name!r}")
+        if name in RUN:
+            raise ValueError(f"{name!r} cannot name a result, as summary.json has it: rename it")
         if not result.evaluations:
             raise ValueError(f"results must have an evaluation each, and {name} has none")
 
@@ -186,6 +191,8 @@ def summary_of(result: Result) -> dict[str, Any]:
         summary["own_leaves"] = True
     if summary["rounds"] < origin.rounds:
         summary["rounds_planned"] = origin.rounds
+    clients = origin.start.shape[-1] - 1
+    summary |= pull_of(result) | privacy_spent(origin.privacy, clients, summary["rounds"])
     return summary
 
 

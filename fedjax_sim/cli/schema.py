@@ -15,6 +15,11 @@ def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def switch(value: Any) -> bool:
+    """Returns whether a value is true or false."""
+    return isinstance(value, bool)
+
+
 def whole(value: Any) -> bool:
     """Returns whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
@@ -131,7 +136,17 @@ TOGETHER = (
 )
 """Sets of keys of which a method's summary has all or none."""
 
-RUN: Mapping[str, Check] = {"versions": table, "devices": many(text), "command": text}
+RUN: Mapping[str, Check] = {
+    "date": text,
+    "command": text,
+    "commit": maybe(text),
+    "dirty": maybe(switch),
+    "versions": table,
+    "jax": table,
+    "xla_flags": text,
+    "machine": table,
+    "devices": many(text),
+}
 """Schema of the other entries of ``summary.json``."""
 
 

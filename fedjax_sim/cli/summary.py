@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_sim.base import FedState, origins
 from fedjax_sim.base.words import counted, percent
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
@@ -22,9 +21,8 @@ from fedjax_sim.client import corrections
 from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, emd, label_table
-from fedjax_sim.privacy import UnknownEpsilonError
-from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
+from fedjax_sim.run.provenance import Privacy
 
 
 def summarise(
@@ -60,22 +58,24 @@ def summarise(
     planned = rounds_of(setup.algorithms[name], experiment.rounds)
     if summary["rounds"] < planned:
         summary["rounds_planned"] = planned
-    summary |= pull_of(setup.algorithms[name], result.state)
+    summary |= pull_of(result)
     summary |= attacking.recorded(config.attack, setup.problem.data.clients)
-    summary |= privacy_spent(name, config, setup, summary["rounds"])
+    privacy, clients = result.provenance.privacy, setup.problem.data.clients
+    summary |= privacy_spent(privacy, clients, summary["rounds"], config.scores.delta)
     return summary
 
 
-def privacy_spent(name: str, config: Config, setup: Setup, rounds: int) -> dict[str, Any]:
+def privacy_spent(
+    privacy: Privacy, clients: int, rounds: int, delta: float | None = None
+) -> dict[str, Any]:
     """Returns ε and δ of one run of a private method, or why ε is unknown; {} of other methods."""
-    algorithm, data = setup.algorithms[name], setup.problem.data
-    if all(part.epsilon is None for part in algorithm.parts.preaggregation):
+    if privacy is None:
         return {}
-    delta = data.clients**-1.1 if config.scores.delta is None else config.scores.delta
+    if isinstance(privacy, str):
+        return {"epsilon_unknown": privacy}
+    delta = clients**-1.1 if delta is None else delta
     try:
-        return {"epsilon": algorithm.epsilon(data, rounds, delta), "delta": delta}
-    except UnknownEpsilonError as error:
-        return {"epsilon_unknown": str(error)}
+        return {"epsilon": privacy(rounds=rounds, delta=delta), "delta": delta}
     except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
         return {"epsilon_unknown": f"unknown: {error}"}
 
@@ -173,23 +173,19 @@ def _extent(counts: Sequence[int]) -> str:
     return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
-def pull_of(algorithm: Algorithm, state: FedState | None) -> dict[str, float]:
+def pull_of(result: Result) -> dict[str, float]:
     """Returns μ of the proximal term in the first round and after the last, the mean over runs.
-
-    Args:
-        algorithm: the algorithm that ran.
-        state: after the last round, ``[R, ...]``.
 
     Returns:
         ``mu_first`` and ``mu_last``; nothing if there is no such term.
     """
-    for origin in origins(algorithm.parts.local):
-        if origin.factory is corrections.proximal:
-            return dict.fromkeys(("mu_first", "mu_last"), float(origin.arguments["mu"]))
-        if origin.factory is corrections.adaptive_proximal and state is not None:
-            terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
-            (last,) = (float(np.mean(np.asarray(a.mu))) for a in terms if isinstance(a, Mu))
-            return {"mu_first": float(origin.arguments.get("start", 0)), "mu_last": last}
+    pull, state = result.provenance.pull, result.state
+    if pull is not None and pull.factory is corrections.proximal:
+        return dict.fromkeys(("mu_first", "mu_last"), float(pull.arguments["mu"]))
+    if pull is not None and state is not None:
+        terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
+        (last,) = (float(np.mean(np.asarray(a.mu))) for a in terms if isinstance(a, Mu))
+        return {"mu_first": float(pull.arguments.get("start", 0)), "mu_last": last}
     return {}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from fedjax_sim.base.words import counted
+from fedjax_sim.base.words import counted, duration
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.run.progress import is_watched, progress_bar
 
@@ -26,8 +26,16 @@ class Tell(Protocol):
 class Watch(Protocol):
     """Looks on while the algorithms of one program run."""
 
-    def __call__(self, names: Sequence[str], rounds: int, /) -> AbstractContextManager[Tell]:
-        """Opens a context, before they compile, with their names and the rounds of each."""
+    def __call__(
+        self, names: Sequence[str], rounds: int, done: int = 0, /
+    ) -> AbstractContextManager[Tell]:
+        """Opens a context, before they compile.
+
+        Args:
+            names: the algorithms.
+            rounds: rounds of each.
+            done: rounds of a checkpoint, which do not run again.
+        """
 
 
 def called(names: Sequence[str]) -> str:
@@ -40,35 +48,45 @@ def called(names: Sequence[str]) -> str:
 
 
 @contextmanager
-def bar(names: Sequence[str], rounds: int) -> Iterator[Tell]:
+def bar(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Tell]:
     """Shows a progress bar on stderr or in a notebook; prints lines where it has no place."""
     what = called(names)
     if not is_watched():
-        yield _lines(what, rounds)
+        yield _lines(what, rounds, done)
         return
-    with progress_bar(what, rounds) as tell:
+    with progress_bar(what, rounds, done) as tell:
         yield tell
 
 
-def _lines(what: str, rounds: int) -> Tell:
-    """Prints a line at the start, after each tenth of the rounds, and at least once a minute."""
-    began = last = time.monotonic()
-    tenth = 0
-    print(f"{what}: compiling, then {counted(rounds, 'round')}", file=sys.stderr, flush=True)
+def _lines(what: str, rounds: int, before: int) -> Tell:
+    """Prints a line at the start, after each tenth of the rounds, and at least once a minute.
+
+    The time left is that of the rounds after the ``before`` that a checkpoint has.
+    """
+    began = last = compiled = time.monotonic()
+    tenth = 10 * before // rounds
+    resumed = f"round {before:,} of {rounds:,} is done, " if before else ""
+    then = counted(rounds - before, "round")
+    print(f"{what}: {resumed}compiling, then {then}", file=sys.stderr, flush=True)
 
     def tell(done: int, note: str) -> None:
-        nonlocal last, tenth
+        nonlocal last, tenth, compiled
         now = time.monotonic()
+        if done <= before:
+            compiled = now
         if 10 * done // rounds > tenth or now - last >= MINUTE:
             last, tenth = now, 10 * done // rounds
-            told = f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"
+            told = [f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"]
+            if before < done < rounds:
+                left = (now - compiled) / (done - before) * (rounds - done)
+                told.append(f"about {duration(left)} left")
             print(f"{what}: {', '.join(filter(None, told))}", file=sys.stderr, flush=True)
 
     return tell
 
 
 @contextmanager
-def nobody(names: Sequence[str], rounds: int) -> Iterator[Tell]:
+def nobody(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Tell]:
     """Ignores all events."""
-    del names, rounds
+    del names, rounds, done
     yield lambda done, note: None

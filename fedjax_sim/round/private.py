@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,15 @@ with the clients (``exchange``, ``personal``): they cannot increase a client's s
 
 def epsilon(parts: Parts, data: ClientData, rounds: int, delta: float) -> float:
     """Computes the ε that a run spends; see :meth:`fedjax_sim.Algorithm.epsilon`."""
+    return accountant(parts, data)(rounds=rounds, delta=delta)
+
+
+def accountant(parts: Parts, data: ClientData) -> Callable[..., float]:
+    """Returns the function of ``rounds`` and ``delta`` that computes ε; it holds no samples.
+
+    Raises:
+        UnknownEpsilonError: names a part that is not known to keep the mechanism's analysis.
+    """
     for need in ANALYSED:
         if not need.met(parts):
             raise UnknownEpsilonError(
@@ -133,11 +143,10 @@ def epsilon(parts: Parts, data: ClientData, rounds: int, delta: float) -> float:
     mechanism, selection = parts.preaggregation[0].epsilon, parts.selection
     assert mechanism is not None
     assert selection.participation is not None
-    return mechanism(
+    return functools.partial(
+        mechanism,
         clients=data.clients,
         clients_per_round=parts.slots if selection.active is None else selection.active,
-        rounds=rounds,
-        delta=delta,
         sampling=selection.participation,
         slots=parts.slots,
     )

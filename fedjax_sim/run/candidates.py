@@ -100,7 +100,7 @@ def run_candidates(
     results = []
     for algorithm, runs_of_it in zip(candidates.algorithms, slices, strict=True):
         own = result.of_runs(runs_of_it)
-        provenance = dataclasses.replace(own.provenance, algorithm=repr(algorithm))
+        provenance = own.provenance.with_algorithm(algorithm, data)
         results.append(dataclasses.replace(own, provenance=provenance))
     return results
 

@@ -64,6 +64,13 @@ class Checkpoints(NamedTuple):
     weights: bool = False
 
 
+def rounds_saved(where: Checkpoints | str | Path) -> int:
+    """Returns the rounds of the newest checkpoint of a run; 0 if it has none."""
+    folder = where.folder if isinstance(where, Checkpoints) else where
+    stems = (path.stem for path in checkpoint_paths(Path(folder)))
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
 class Saver:
     """Saves a run while it goes on.
 

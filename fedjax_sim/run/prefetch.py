@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Array, ClientData
 from fedjax_sim.base.data import Held
+from fedjax_sim.base.words import counted
 from fedjax_sim.data.clients import in_host_memory
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import MB, TooLargeError
@@ -80,6 +81,7 @@ class PrefetchBlocks:
         self.capacity = None if samples_mb is None else int(samples_mb * MB / 2 // self._sample)
         self._check(0, 0, "the server's own samples")
         self._check(0, 1, "a client")
+        self._check(1, 0, "a sample")
 
     def split(self, cohorts: NDArray[np.integer], every: int, done: int = 0) -> Iterator[Block]:
         """Splits rounds into blocks, each as long as fits.
@@ -219,7 +221,7 @@ class PrefetchBlocks:
         least = np.ceil(200 * samples * self._sample / MB) / 100
         raise TooLargeError(
             f"samples_mb must be at least {least:,.2f}: half of it holds {whose}, "
-            f"{samples:,} samples, got {self._given:g}"
+            f"{counted(samples, 'sample')}, got {self._given:g}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from fedjax_sim.base.brief import over_runs
 from fedjax_sim.run.evaluation import Evaluation
@@ -20,15 +21,16 @@ def is_watched() -> bool:
 
 
 @contextmanager
-def progress_bar(what: str, rounds: int) -> Iterator[Report]:
-    """Shows a progress bar on stderr."""
+def progress_bar(what: str, rounds: int, done: int = 0) -> Iterator[Report]:
+    """Shows a progress bar on stderr; its speed is that of the rounds after the first ``done``."""
     from tqdm import tqdm
 
-    with tqdm(total=rounds, desc=what, unit="round", postfix="compiling") as bar:
+    form: dict[str, Any] = {"desc": what, "unit": "round", "postfix": "compiling"}
+    with tqdm(total=rounds, initial=done, **form) as bar:
 
         def report(done: int, note: str) -> None:
             bar.set_postfix_str(note, refresh=done == bar.n)
-            bar.update(done - bar.n)
+            bar.update(max(0, done - bar.n))
 
         yield report
 

@@ -4,20 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, Task
+from fedjax_sim.base import ClientData, Origin, Task, origins
 from fedjax_sim.base.brief import brief
+from fedjax_sim.client import corrections
 from fedjax_sim.data import EvalSet
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, label_table
+from fedjax_sim.privacy import UnknownEpsilonError
 from fedjax_sim.round import Algorithm
+from fedjax_sim.round.private import accountant
 from fedjax_sim.run.identity import digest
+
+Privacy = Callable[..., float] | str | None
+"""The function of ``rounds`` and ``delta`` that computes ε, why ε is unknown, or None."""
+
+
+def privacy_of(algorithm: Algorithm, data: ClientData) -> Privacy:
+    """Returns how ε of a private method is computed, or why it is unknown; None of others."""
+    if all(part.epsilon is None for part in algorithm.parts.preaggregation):
+        return None
+    try:
+        return accountant(algorithm.parts, data)
+    except UnknownEpsilonError as error:
+        return str(error)
+
+
+def _facts(algorithm: Algorithm, data: ClientData) -> dict[str, Any]:
+    """Returns what differs between algorithms; it holds neither the model nor samples."""
+    terms = (corrections.proximal, corrections.adaptive_proximal)
+    pulls = (o for o in origins(algorithm.parts.local) if o.factory in terms)
+    return {
+        "algorithm": repr(algorithm),
+        "pull": next(pulls, None),
+        "privacy": privacy_of(algorithm, data),
+    }
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -36,6 +63,8 @@ class Provenance:
         start: ``int32[N + 1]`` or ``[R, N + 1]``, where each client begins in ``index``.
         samples: fingerprint of the targets of the training and test samples.
         devices: names of the devices.
+        pull: the call that made the proximal term of local training; None without one.
+        privacy: see :func:`privacy_of`.
     """
 
     algorithm: str
@@ -49,6 +78,8 @@ class Provenance:
     start: NDArray[np.int32]
     samples: str
     devices: tuple[str, ...]
+    pull: Origin | None
+    privacy: Privacy
 
     @classmethod
     def of(
@@ -63,7 +94,7 @@ class Provenance:
         """Returns the origin of a run of an algorithm."""
         y = np.asarray(data.y)
         return cls(
-            algorithm=repr(algorithm),
+            **_facts(algorithm, data),
             rounds=rounds,
             round_factor=algorithm.round_factor,
             clients_per_round=algorithm.slots,
@@ -75,6 +106,10 @@ class Provenance:
             samples=digest((y, np.asarray(test.y))),
             devices=tuple(map(str, devices)),
         )
+
+    def with_algorithm(self, algorithm: Algorithm, data: ClientData) -> Provenance:
+        """Returns the origin of a run that differs in settings of its algorithm."""
+        return dataclasses.replace(self, **_facts(algorithm, data))
 
     def of_runs(self, runs: slice) -> Provenance:
         """Returns the origin of some of the runs."""

@@ -38,7 +38,7 @@ def row_of(
         client); NaN is a score that does not exist.
     """
     place = {**place, "round": evaluation.round}
-    clients = _client_scores(evaluation, i, table, task)
+    clients = _client_scores(evaluation, i, table, task, len(names))
     row: Row = {
         **place,
         **_pooled(evaluation.test, i),
@@ -67,9 +67,11 @@ def row_of(
 
 
 def _client_scores(
-    evaluation: Evaluation, run: int, table: NDArray[np.int64], task: Task
+    evaluation: Evaluation, run: int, table: NDArray[np.int64], task: Task, named: int
 ) -> dict[str, NDArray[np.float64]]:
     """Returns the server model's scores at each client in one run, ``f64[K]`` by name."""
+    if named == 1:  # a fold's only client, whose samples are the whole set
+        return {f"client_{m}": np.atleast_1d(v) for m, v in _pooled(evaluation.test, run).items()}
     if evaluation.test.by_client is not None or task.classes is None:
         return _by_client(evaluation.test, run)
     # Clients have no test samples of their own: the score that their labels let expect.

@@ -18,7 +18,7 @@ from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.models import logistic, with_scaling
 from fedjax_sim.partition import limit_label_emd
 from fedjax_sim.round import Algorithm
-from fedjax_sim.run.checkpoints import Checkpoints
+from fedjax_sim.run.checkpoints import Checkpoints, rounds_saved
 from fedjax_sim.run.checks import whole_number
 from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.experiment import Experiment
@@ -152,7 +152,8 @@ def simulate(
     if not (is_watched() if progress is None else progress):
         return experiment.run(rounds, on_evaluation=on_evaluation, on_rounds=on_rounds, **options)
     name = "compose" if algorithm.origin is None else algorithm.origin.name
-    with progress_bar(name, whole_number("rounds", rounds)) as report:
+    done = 0 if checkpoints is None else rounds_saved(checkpoints)
+    with progress_bar(name, whole_number("rounds", rounds), done) as report:
         evaluated, advanced = reporting(report, on_evaluation, on_rounds)
         return experiment.run(rounds, on_evaluation=evaluated, on_rounds=advanced, **options)
 

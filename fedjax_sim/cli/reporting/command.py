@@ -16,6 +16,7 @@ from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
 from fedjax_sim.cli.reporting.contents import sections, titles
+from fedjax_sim.cli.reporting.folders import is_readable
 from fedjax_sim.cli.reporting.formats import comma_separated, latex, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, read
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+        if given.wide and is_readable(Path(given.wide)):  # it stands before the folders
+            given.folders, given.wide = [given.wide, *given.folders], ""
+        if not given.folders:
+            raise ValueError("name a folder of a run or of a study: DIR")
         folders = [Path(text) for text in given.folders]
         reading = read(folders)
         _check_alike(reading.runs)
@@ -76,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "folders",
-        nargs="+",
+        nargs="*",
         metavar="DIR",
         help="folder of a run of fedjax_sim.bench, or of a study: all its cells that are finished",
     )
@@ -95,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         const="",
         help="the table of a paper, wide.tex and wide.csv: methods by the values of a setting, "
         "with significant differences and average ranks (without SETTING: from the study's "
-        f"[table], or {SETTING}); stands after the folders",
+        f"[table], or {SETTING})",
     )
     return parser
 

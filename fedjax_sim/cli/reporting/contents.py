@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -177,7 +177,8 @@ def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
         summary = dict(trial.summary)
-        if "mu" in trial.settings and summary.get("mu_first") == summary.get("mu_last"):
+        named = "mu" in trial.settings or "mu=" in trial.algorithm
+        if named and summary.get("mu_first") == summary.get("mu_last"):
             summary.pop("mu_first", None)  # the label or the settings say it
         lines += [f"{label}: {line}." for line in remarks(summary)]
     return [" ".join(lines)] if lines else []
@@ -275,10 +276,21 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+def _code(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the versions of a run, and the commit of this package if it is known.
+
+    >>> _code({"versions": {"jax": "0.10.2"}, "commit": "5eed" * 10, "dirty": True})
+    {'jax': '0.10.2', 'commit': '5eed5eed5eed with changes'}
+    """
+    commit, changed = summary.get("commit"), " with changes" if summary.get("dirty") else ""
+    told = {} if commit is None else {"commit": commit[:12] + changed}
+    return {**summary.get("versions", {}), **told}
+
+
 def _origin(reading: Reading) -> list[Any]:
     """Returns versions, devices and commands; versions that all runs share are one line."""
     versions = {
-        name: ", ".join(f"{k} {v}" for k, v in run.summary.get("versions", {}).items())
+        name: ", ".join(f"{k} {v}" for k, v in _code(run.summary).items())
         for name, run in reading.runs.items()
     }
     same = len({*versions.values()}) == 1

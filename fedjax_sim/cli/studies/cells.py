@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -59,14 +60,28 @@ def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
             trim()
 
 
-def rounds_seen(cell: Cell, folder: Path) -> int:
-    """Counts the rounds that a cell has recorded so far, of all its methods together."""
+def shares_done(cell: Cell, folder: Path) -> dict[str, tuple[float, float]]:
+    """Reads how far a cell's methods are: the share of the rounds of each, and its seconds so far.
+
+    Settings of one program share its seconds. Empty if nothing is recorded yet.
+    """
+    rounds = cell.config.experiment.rounds
     try:
-        lines = (folder / "metrics.jsonl").read_bytes().count(b"\n")
-    except OSError:
-        return 0
-    at = cell.config.experiment
-    return lines // (len(at.seeds) * (cell.config.scores.folds or 1)) * at.eval_every
+        settings = json.loads((folder / "config.json").read_bytes())
+        lines = (folder / "times.jsonl").read_text(encoding="utf-8").splitlines()
+        last = {line.partition(', "round"')[0]: line for line in lines}  # an older one goes
+        found = {line["algorithm"]: line for line in map(json.loads, last.values())}
+        beside = {name: len(group) for group in settings["programs"] for name in group}
+        shares = {
+            name: (min(1.0, line["round"] / rounds), line["wall_seconds"] / beside[name])
+            for name, line in found.items()
+        }
+        if settings["rounds"] == rounds and (summary := folder / "summary.json").exists():
+            over = json.loads(summary.read_bytes()).keys() & shares.keys()
+            shares |= {name: (1.0, shares[name][1]) for name in over}  # it may have ended early
+    except (OSError, ValueError, KeyError, TypeError):  # being written, or damaged
+        return {}
+    return shares
 
 
 def by_executor(

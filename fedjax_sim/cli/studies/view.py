@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
-from fedjax_sim.base.words import counted
-from fedjax_sim.cli.studies.plan import Cell, Study
+from fedjax_sim.base.words import counted, duration
+from fedjax_sim.cli.forecast import Forecast, Job
+from fedjax_sim.cli.studies.plan import Cell
 from fedjax_sim.cli.studies.results import Row, best_of, shown_score
 from fedjax_sim.cli.watching import Tell, bar, called
 
@@ -18,44 +19,121 @@ BESTS = 3
 """Finished cells whose best method is shown, the newest."""
 
 
-class View:
+Shares = Mapping[str, tuple[float, float]]
+"""How far a cell's methods are: the share of the rounds of each, and its seconds so far."""
+
+
+class Plain:
+    """The view without a terminal: progress bars if they are allowed, and the time left.
+
+    Args:
+        cells: what runs.
+        done: how far an earlier run has come, by cell.
+        now: clock in seconds, for the time left.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        done: Mapping[str, Shares],
+        now: Callable[[], float],
+    ) -> None:
+        self._jobs = {c.name: [Job(c.name, label) for label in c.config.algorithms] for c in cells}
+        work = {job: _work(c, job.label) for c in cells for job in self._jobs[c.name]}
+        self.forecast, self._now = Forecast(work, now), now
+        self._seen = {cell: dict(shares) for cell, shares in done.items()}
+        for cell, shares in done.items():
+            for label, (share, seconds) in shares.items():
+                self.forecast.found(Job(cell, label), share, seconds)
+
+    def begins(self, cell: Cell) -> None:
+        """Marks a cell as the next one."""
+        self._cell = cell.name
+
+    def saw(self, cell: Cell, shares: Shares) -> bool:
+        """Takes how far a cell is elsewhere; returns whether it has come further."""
+        seen, further = self._seen.setdefault(cell.name, {}), False
+        for label, (share, seconds) in shares.items():
+            before, spent = seen.get(label, (0.0, 0.0))
+            if share > before:  # a cell that goes on records its first rounds again
+                self.forecast.ran([Job(cell.name, label)], share, max(0.0, seconds - spent))
+                seen[label], further = (share, seconds), True
+        return further
+
+    def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
+        """Takes the results of a cell; none if it failed."""
+        self.forecast.ended(self._jobs[cell.name])
+
+    @contextmanager
+    def program(self, names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Tell]:
+        """Looks on while the algorithms of one program run."""
+        with (
+            self.shows(names, rounds, done) as shown,
+            self.forecast.program(self._cell, names, rounds, done) as advance,
+        ):
+
+            def tell(done: int, note: str) -> None:
+                advance(done)
+                shown(done, note)
+
+            yield tell
+
+    def shows(self, names: Sequence[str], rounds: int, done: int) -> AbstractContextManager[Tell]:
+        """Shows how far one program is."""
+        return bar(names, rounds, done)
+
+    @property
+    def left(self) -> str:
+        """The time left after a comma; nothing while it is unknown."""
+        return f", {left}" if (left := str(self.forecast)) else ""
+
+
+class View(Plain):
     """How far a study is: cells, rounds, the best so far, the time left.
 
     What else is printed scrolls above it. It is drawn anew when something is known, by no thread.
 
     Args:
-        study: what runs.
         terminal: where.
-        now: seconds, for the time left.
+        cells: what runs.
+        done: how far an earlier run has come, by cell.
+        now: clock in seconds.
     """
 
     def __init__(
-        self, study: Study, terminal: TextIO, now: Callable[[], float] = time.monotonic
+        self,
+        terminal: TextIO,
+        cells: Sequence[Cell],
+        done: Mapping[str, Shares],
+        now: Callable[[], float],
     ) -> None:
-        self._terminal, self._now = terminal, now
-        self._work = {cell.name: _work(cell) for cell in study.cells}
-        self._left = dict(self._work)
-        self._began, self._ran, self._drawn = now(), 0.0, 0
+        super().__init__(cells, done, now)
+        self._terminal, self._began, self._drawn = terminal, now(), 0
+        self._ended = set[str]()
         self._running = dict[str, str]()  # cells, and what is said of each
         self._bests: list[str] = []
 
     def begins(self, cell: Cell) -> None:
         """Marks a cell as the next one."""
+        super().begins(cell)
         self._running[cell.name] = "begins"
         self.draw()
 
-    def saw(self, cell: Cell, rounds: int) -> None:
-        """Takes the rounds that a cell has recorded elsewhere, of all its methods together."""
-        done = min(rounds, self._work[cell.name])
-        new = self._left[cell.name] - (self._work[cell.name] - done)
-        if new or cell.name not in self._running:
-            self._ran, self._left[cell.name] = self._ran + new, self._left[cell.name] - new
-            self._running[cell.name] = f"{done:,.0f} of {self._work[cell.name]:,.0f} rounds"
+    def saw(self, cell: Cell, shares: Shares) -> bool:
+        """Takes how far a cell is elsewhere; returns whether it has come further."""
+        further = super().saw(cell, shares)
+        if further or cell.name not in self._running:
+            rounds, seen = cell.config.experiment.rounds, self._seen[cell.name]
+            done = rounds * sum(share for share, _ in seen.values())
+            total = rounds * len(self._jobs[cell.name])
+            self._running[cell.name] = f"{done:,.0f} of {total:,} rounds"
             self.draw()
+        return further
 
     def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
         """Takes the results of a cell; none if it failed."""
-        del self._left[cell.name]
+        super().ended(cell, rows)
+        self._ended.add(cell.name)
         self._running.pop(cell.name, None)
         best = best_of(rows) if rows else None
         if best is not None:
@@ -64,16 +142,11 @@ class View:
         self.draw()
 
     @contextmanager
-    def program(self, names: Sequence[str], rounds: int) -> Iterator[Tell]:
-        """Looks on while the algorithms of one program run."""
-        before, what = 0, called(names)
-        (cell,) = self._running
+    def shows(self, names: Sequence[str], rounds: int, done: int) -> Iterator[Tell]:
+        """Shows how far one program is."""
+        what, cell = called(names), self._cell
 
         def tell(done: int, note: str) -> None:
-            nonlocal before
-            new = (done - before) * len(names)
-            self._ran, before = self._ran + new, done
-            self._left[cell] -= new
             self._running[cell] = f"{what}, round {done} of {rounds}, {note}"
             self.draw()
 
@@ -83,11 +156,9 @@ class View:
 
     def lines(self) -> list[str]:
         """Returns the displayed text."""
-        done = len(self._work) - len(self._left)
-        spent, left = self._now() - self._began, sum(self._left.values())
-        first = f"{done} of {counted(len(self._work), 'cell')} done, {_time(spent)}"
-        if self._ran:
-            first += f", about {_time(spent / self._ran * left)} left"
+        done, spent = len(self._ended), self._now() - self._began
+        cells = counted(len(self._jobs), "cell")
+        first = f"{done} of {cells} done, {duration(spent)}{self.left}"
         running = [f"{cell}: {note}" for cell, note in self._running.items()]
         return [first, *running, *self._bests]
 
@@ -138,28 +209,23 @@ class _Above:
         self._stream.flush()
 
 
-class Plain:
-    """The view without a terminal: it shows only progress bars, if they are allowed."""
-
-    program = staticmethod(bar)
-
-    def begins(self, cell: Cell) -> None:
-        """Does nothing."""
-
-    def saw(self, cell: Cell, rounds: int) -> None:
-        """Does nothing."""
-
-    def ended(self, cell: Cell, rows: Sequence[Row]) -> None:
-        """Does nothing."""
-
-
 @contextmanager
-def viewed(study: Study) -> Iterator[View | Plain]:
-    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal."""
+def viewed(
+    cells: Sequence[Cell],
+    done: Mapping[str, Shares],
+    now: Callable[[], float] = time.monotonic,
+) -> Iterator[Plain]:
+    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal.
+
+    Args:
+        cells: what runs.
+        done: how far an earlier run has come, by cell.
+        now: clock in seconds.
+    """
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield Plain()
+        yield Plain(cells, done, now)
         return
-    view, before = View(study, sys.stderr), (sys.stdout, sys.stderr)
+    view, before = View(sys.stderr, cells, done, now), (sys.stdout, sys.stderr)
     above: list[Any] = [_Above(view, s) if s.isatty() else s for s in before]
     sys.stdout, sys.stderr = above
     try:
@@ -173,22 +239,9 @@ def viewed(study: Study) -> Iterator[View | Plain]:
         view.erase()
 
 
-def _work(cell: Cell) -> float:
-    return cell.config.experiment.rounds * len(cell.config.algorithms)
-
-
-def _time(seconds: float) -> str:
-    """Writes a time in words.
-
-    >>> _time(42.4), _time(200), _time(7300), _time(200_000)
-    ('42 s', '3 min', '2 h 2 min', '2 d 7 h')
-    """
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    if hours < 24:
-        return f"{hours} h {minutes % 60} min"
-    return f"{hours // 24} d {hours % 24} h"
+def _work(cell: Cell, label: str) -> float:
+    """Returns how much a method has to do in a cell beside others, as far as settings tell."""
+    config, at = cell.config, cell.config.experiment
+    runs = len(at.seeds) * (config.scores.folds or 1)
+    clients = 1.0 if at.clients_per_round is None else at.clients_per_round / (at.clients or 1)
+    return at.rounds * runs * clients * config.training_of(label).epochs
