@@ -298,6 +298,16 @@ def test_recurrence_gradient(steps: int, batch: int, units: int) -> None:
     close_vjp([recurrence], literal, *(rng.normal(size=s).astype(np.float32) for s in shapes))
 
 
+def test_recurrence_unrolls_on_gpus_alone() -> None:
+    """23 steps: one in a loop's body, or ten there and the three that are left after it."""
+    traced = jax.jit(recurrence).trace(jnp.ones((23, 2, 12)), jnp.ones((3, 12)))
+    steps = [
+        traced.lower(lowering_platforms=(platform,)).as_text().count("call @closed_call")
+        for platform in ("cpu", "tpu", "cuda")
+    ]
+    assert steps == [1, 1, 13]
+
+
 def test_lstm_refuses_what_is_no_window_of_tokens() -> None:
     with pytest.raises(ValueError, match=r"shape must be \(tokens,\), .*, got \(8, 8, 3\)"):
         fs.models.lstm(IMAGE, CLASSES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -13,6 +14,8 @@ from fedjax_sim.base import Array, Model
 from fedjax_sim.models.adapters import from_linen
 
 _glorot = nn.initializers.glorot_uniform()
+_UNROLL = 10
+"""Steps in each turn of the loop on CUDA; see :func:`recurrence`."""
 
 
 @jax.custom_vjp
@@ -28,7 +31,11 @@ def recurrence(inputs: Array, kernel: Array) -> Array:
     would add to an accumulator of U's size in every step. On one CPU core, a training step on 10
     windows of 80 tokens through :func:`fedjax_sim.models.lstm` runs at 340 samples/s, with JAX's
     own gradient at 190, and with flax's ``OptimizedLSTMCell`` at 205. Unrolling the loop gained
-    nothing.
+    nothing there.
+
+    On CUDA a turn of the loop has 10 steps, whose slices are then static: compiled for an H100, not
+    run, a training step of 10 clients launches 967 kernels instead of 2,472
+    (``benchmarks/results/aot.md``).
 
     Args:
         inputs: a, ``f32[T, B, 4 H]``: projected inputs with the bias, for all steps.
@@ -47,6 +54,13 @@ def recurrence(inputs: Array, kernel: Array) -> Array:
     return _recurrence_fwd(inputs, kernel)[0]
 
 
+def _scan(step: Callable[..., Any], carry: Any, xs: Any, *, reverse: bool = False) -> Any:
+    """Scans over time, several steps in each turn of the loop on CUDA."""
+    every = functools.partial(jax.lax.scan, step, reverse=reverse)
+    unrolled = functools.partial(every, unroll=_UNROLL)
+    return jax.lax.platform_dependent(carry, xs, cuda=unrolled, default=every)
+
+
 def _recurrence_fwd(inputs: Array, kernel: Array) -> tuple[Array, Any]:
     def step(carry: tuple[Array, Array], a: Array) -> tuple[tuple[Array, Array], Any]:
         h, c = carry
@@ -57,7 +71,7 @@ def _recurrence_fwd(inputs: Array, kernel: Array) -> tuple[Array, Any]:
         return (h, c), (h, c, (i, f, g, o))
 
     zeros = jnp.zeros((inputs.shape[1], kernel.shape[0]), inputs.dtype)
-    _, (h, c, gates) = jax.lax.scan(step, (zeros, zeros), inputs)
+    _, (h, c, gates) = _scan(step, (zeros, zeros), inputs)
     return h, (kernel, h, c, gates)
 
 
@@ -84,7 +98,7 @@ def _recurrence_bwd(saved: Any, dh: Array) -> tuple[Array, Array]:
         return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
     zeros = jnp.zeros_like(c[0])
-    _, da = jax.lax.scan(step, (zeros, zeros), (dh, c, before(c), gates), reverse=True)
+    _, da = _scan(step, (zeros, zeros), (dh, c, before(c), gates), reverse=True)
     units = kernel.shape[0]
     return da, before(h).reshape(-1, units).T @ da.reshape(-1, 4 * units)
 

@@ -42,11 +42,14 @@ def causal_attention(query: Array, key: Array, value: Array) -> Array:
         [1.0, 2.0]
     """
     length, channels = query.shape[1], query.shape[-1]
-    scores = jnp.einsum("bthc,bshc->bhts", query, key)
+    # Heads lead, as in a batched product: XLA transposes once instead of before each product.
+    query, key, value = (jnp.swapaxes(a, 1, 2) for a in (query, key, value))
+    scores = jnp.einsum("bhtc,bhsc->bhts", query, key)
     scores = _wide(scores) / math.sqrt(channels)
     seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhts,bshc->bthc", weights.astype(value.dtype), value)
+    out = jnp.einsum("bhts,bhsc->bhtc", weights.astype(value.dtype), value)
+    return jnp.swapaxes(out, 1, 2)
 
 
 def _wide(x: Array) -> Array:
@@ -61,12 +64,12 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """``[B, T, D]`` -> ``[B, T, D]``."""
+        """``[N, D]`` -> ``[N, D]``."""
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), jnp.float32)
         centred = _wide(x) - jnp.mean(_wide(x), axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + 1e-5)
-        return y.astype(x.dtype) * jnp.expand_dims(scale, (0, 1))
+        return y.astype(x.dtype) * jnp.expand_dims(scale, 0)
 
 
 class _Block(nn.Module):
@@ -74,12 +77,12 @@ class _Block(nn.Module):
     last: Any  # initialiser of the layers whose outputs are added to the stream
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """``[B, T, D]`` -> ``[B, T, D]``."""
+    def __call__(self, x: Array, steps: int) -> Array:
+        """``[B T, D]`` -> ``[B T, D]`` for windows of ``steps`` tokens, T."""
         width = x.shape[-1]
         y = LayerNorm()(x)
         query, key, value = (
-            _dense(width, name=name)(y).reshape(*x.shape[:2], self.heads, width // self.heads)
+            _dense(width, name=name)(y).reshape(-1, steps, self.heads, width // self.heads)
             for name in ("query", "key", "value")
         )
         y = causal_attention(query, key, value).reshape(x.shape)
@@ -107,10 +110,13 @@ class _Transformer(nn.Module):
         # A product with one-hot tokens, because the gradient of a gather is a slow scatter.
         y = jax.nn.one_hot(x, self.classes, dtype=tokens.dtype) @ tokens
         y = y + jnp.expand_dims(places[:steps], 0)
+        # Rows of one matrix: with two axes of positions, XLA transposes before every product of the
+        # backward pass.
+        y = y.reshape(-1, self.width)
         last = nn.initializers.normal(_DEVIATION / math.sqrt(2 * self.layers))
         for i in range(self.layers):
-            y = _Block(self.heads, last, name=f"layer_{i}")(y)
-        return _dense(self.classes, name="next")(LayerNorm()(y))
+            y = _Block(self.heads, last, name=f"layer_{i}")(y, steps)
+        return _dense(self.classes, name="next")(LayerNorm()(y)).reshape(*x.shape, self.classes)
 
 
 def _dense(features: int, init: Any = _normal, *, name: str) -> nn.Dense:
