@@ -69,8 +69,7 @@ class Programs:
         every: rounds from one evaluation to the next.
         execution: where and how to run; None: as the algorithm was composed.
         personal: whether the sets have the clients of ``data``: they are then also scored with
-            each client's personal model, if the algorithm has them; a pooled set is not. Sets of
-            clients that adapt are always scored so.
+            each client's personal model, if the algorithm has them. So are sets that adapt.
         per_run: the algorithm of each run, if runs differ in more than their seeds; ``algorithm``
           is then one of them.
 
