@@ -101,9 +101,9 @@ class _Rest(NamedTuple):
 
 
 def _without_common(fn: InSteps, constants: PyTree, common: PyTree, *task: PyTree) -> InSteps:
-    """Returns tasks whose plans and carries lack the arrays that they hold of ``common``.
+    """Returns tasks whose plans and carries lack the arrays of ``common`` that no step changes.
 
-    Such as the server model, and weights that do not train.
+    The server model is such a part of a plan, and weights that do not train of a carry.
     """
     due = jnp.ones((), bool)
     plan, carry = jax.eval_shape(fn.begin, constants, common, *task, due)

@@ -260,7 +260,7 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
 
 
 class _Adapter(NamedTuple):
-    """A matrix ``whole = w + A B``; A and B are matrices, w has the shape of the layer's kernel."""
+    """A kernel ``whole = w + A B``, with matrices A and B."""
 
     whole: Array
     w: Array
@@ -283,11 +283,13 @@ def _beside(
     layer: Any = context.module
     if context.method_name != "__call__" or type(layer) not in (nn.Dense, nn.DenseGeneral):
         return call(*args, **kwargs)
+    if layer.dot_general is not None or layer.dot_general_cls is not None:  # x w may be rounded
+        return call(*args, **kwargs)
     params = layer.variables.get("params", {})
     adapter = adapters.get(id(params.get("kernel")))
     x = args[0] if args else kwargs["inputs"]
     summed = 0 if adapter is None else _summed_axes(layer, x)
-    if adapter is None or math.prod(x.shape[x.ndim - summed :]) != len(adapter.a):
+    if adapter is None or not summed or math.prod(x.shape[x.ndim - summed :]) != len(adapter.a):
         return call(*args, **kwargs)
     plain = layer.clone(parent=None, name=None)
     y: Any = plain.apply({"params": {**params, "kernel": adapter.w}}, x)
