@@ -197,6 +197,8 @@ MUTANTS = [
     Mutant("engine/vmapped.py", "size * tasks.common + index", "tasks.common", tests("sums")),
     Mutant("engine/device.py", "used[list_] < block", "used[list_] < 1", tests("invariants")),
     Mutant("engine/device.py", "devices * lanes)", "lanes)", tests("lanes")),
+    Mutant("engine/device.py", "0) if entries == 1 else rows", "0)", tests("lanes")),
+    Mutant("engine/lanes.py", "then in (origin, start + place)", "then", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.argsort(-cost", "jnp.argsort(cost", tests("lanes")),
     Mutant("engine/lanes.py", "jnp.where(over, addend.weight, 0)", "addend.weight", tests("lanes")),
     Mutant("engine/lanes.py", "write(done.ran, steps - lanes.since)", "done.ran", tests("lanes")),

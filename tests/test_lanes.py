@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -76,6 +77,41 @@ def counting() -> InSteps:
         return (x, task[1]), Addend(task[0].astype(jnp.float32), x)
 
     return InSteps(begin, stretch, step, end, whole, lambda out: out[1])
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("options", [{"lanes": 3}, {"chunk": 3}, {"chunk": 0}])
+def test_tasks_share_what_the_server_sent(options: dict[str, Any], moves: bool) -> None:
+    """Values of all tasks are nowhere stacked, if plans and carries only pass them on."""
+
+    def begin(*given: Any) -> Any:
+        _, sent, own, task, _ = given
+        return (task, sent), (own, sent, sent)
+
+    def stretch(_: Any, sent: Any, own: Any, task: Any, due: Any, plan: Any, carry: Any) -> Any:
+        return (0 * plan[0], plan[1]), plan[0]
+
+    def step(*given: Any) -> Any:
+        *_, plan, carry = given
+        return carry[0] + plan[1].sum() + carry[1].sum(), carry[1], carry[1] if moves else carry[2]
+
+    def end(*given: Any) -> Any:
+        return given[-1][0] + given[-1][2].sum(), given[3]
+
+    def whole(_: Any, *given: Any) -> Any:
+        plan, start = begin(_, *given, True)
+        carry = jax.lax.fori_loop(0, given[2], lambda i, c: step(i, *given, plan, c), start)
+        return end(_, *given, True, plan, carry)
+
+    def run(sent: Any) -> Any:
+        fn = InSteps(begin, stretch, step, end, whole, lambda out: out[1])
+        given = (), sent, jnp.zeros(7), jnp.arange(7)
+        return fs.make_execution(1, **options).run(fn, *given, cost=jnp.arange(7))[0][0]
+
+    sent = jnp.ones(29)
+    np.testing.assert_array_equal(run(sent), 29 * (1 + 2 * np.arange(7)))
+    stacked = re.search(r"f32\[[37],29\]", str(jax.make_jaxpr(run)(sent))) is not None
+    assert stacked == moves
 
 
 def counted(execution: Execution, steps: Any, start: Any = 0.0) -> Any:

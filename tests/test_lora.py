@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -209,16 +210,52 @@ def test_leaves_of_more_axes_are_cut_into_matrices() -> None:
     }
     one = fs.models.lora(model, 4, named("*/out/kernel", "*/key/kernel"), alpha=8.0)
     variables = jax.jit(one.init)(jax.random.key(0))
-    path, x = f"{attention}/out/kernel", jnp.arange(10).reshape(2, 5) % 9
-    a, b = variables.params["A"], {**variables.params["B"], path: jnp.ones((4, 12))}
+    x = jnp.arange(10).reshape(2, 5) % 9
+    a, b = variables.params["A"], jax.tree.map(jnp.ones_like, variables.params["B"])
     first, second = map(np.asarray, a.values())
     assert not np.isin(first, second).any()  # each is drawn on its own
-    adapted = variables._replace(params=variables.params | {"B": b})
-    merged = jax.tree.map(lambda w: w, variables.params["trunk"])
-    merged[attention]["out"]["kernel"] += (2 * a[path] @ b[path]).reshape(3, 4, 12)
-    found, _ = one.apply(adapted, x, train=False)
-    wanted, _ = model.apply(Variables(merged, {}), x, train=False)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+    def beside(ab: Any) -> jax.Array:
+        return one.apply(Variables({"trunk": trunk} | ab, {}), x, train=False)[0]
+
+    def merged(ab: Any) -> jax.Array:
+        params, products = dict(trunk), {k: 2 * ab["A"][k] @ ab["B"][k] for k in a}
+        layers = {name: dict(params[attention][name]) for name in names}
+        for name in ("out", "key"):
+            w = layers[name]["kernel"]
+            layers[name]["kernel"] = w + products[f"{attention}/{name}/kernel"].reshape(w.shape)
+        params[attention] = layers
+        return model.apply(Variables(params, {}), x, train=False)[0]
+
+    trunk, some = variables.params["trunk"], {"A": a, "B": b}
+    assert_trees(beside(some), merged(some), rtol=1e-5, atol=1e-6)
+    slopes = [jax.grad(lambda ab, f=f: jnp.sin(f(ab)).sum())(some) for f in (beside, merged)]
+    assert all(float(jnp.abs(g).max()) > 1e-4 for g in jax.tree.leaves(slopes[1]))
+    assert_trees(slopes[0], slopes[1], rtol=1e-4, atol=1e-5)
+    assert [holds(f, some, jnp.zeros(7), 12, 12) for f in (beside, merged)] == [False, True]
+
+
+def holds(f: Any, some: Any, x: jax.Array, *shape: int) -> bool:
+    """Whether the gradient for len(x) clients, each with its adapters, holds matrices of each."""
+    clients = fs.tree.stack_copies(some, len(x))
+    gradient = jax.vmap(jax.grad(lambda ab, x: jnp.sin(f(ab) + x.sum()).sum()))
+    text = str(jax.jit(gradient).lower(clients, x).compile().as_text())
+    return any(str([len(x), *sides]).replace(" ", "") in text for sides in (shape, shape[::-1]))
+
+
+def test_clients_share_the_trunks_matrices(net: fs.Model, adapted: fs.Model) -> None:
+    """A trunk that casts its weights is merged."""
+    start, x = adapted.init(jax.random.key(0)), jnp.ones((4, 6))
+
+    def outputs(model: fs.Model, ab: Any) -> jax.Array:
+        return model.apply(start._replace(params=start.params | ab), x, train=True)[0]
+
+    cast = fs.models.lora(fs.models.with_compute_dtype(net, jnp.bfloat16), RANK)
+    some = {part: start.params[part] for part in "AB"}
+    found = [
+        holds(functools.partial(outputs, m), some, jnp.zeros(7), 6, 5) for m in (adapted, cast)
+    ]
+    assert found == [False, True]
 
 
 def test_its_head_is_the_trunks_with_its_adapters(adapted: fs.Model) -> None:

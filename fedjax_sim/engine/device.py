@@ -117,6 +117,10 @@ def run_on_device(
     def with_addend(out: PyTree) -> PyTree:
         return out if summed else (out, Addend(jnp.ones(()), ()))
 
+    def entry_of(rows: Array) -> PyTree:
+        # All tasks share the only entry: a vmap over tasks does not copy it.
+        return tree.take(pool, jnp.int32(0) if entries == 1 else rows)
+
     whole: Callable[..., PyTree] = fn.whole if isinstance(fn, InSteps) else fn
     if isinstance(fn, InSteps):
         if lanes and lanes < count:
@@ -124,7 +128,7 @@ def run_on_device(
 
             def tasks_at(rows: Array) -> tuple[PyTree, ...]:
                 entry, own, task = tree.take((work.common, work.own, work.task), rows)
-                return tree.take(pool, entry), own, task
+                return entry_of(entry), own, task
 
             def end_with_addend(*args: Any) -> PyTree:
                 return with_addend(end(*args))
@@ -137,7 +141,7 @@ def run_on_device(
 
     def one(work: Work) -> tuple[PyTree, Addend]:
         given: tuple[PyTree, Addend] = with_addend(
-            whole(constants, tree.take(pool, work.common), work.own, work.task)
+            whole(constants, entry_of(work.common), work.own, work.task)
         )
         return given
 

@@ -77,6 +77,81 @@ def _call_with(
     return fn(closed[name], *args)
 
 
+class _Rest(NamedTuple):
+    """Splits off the arrays of a tree that are arrays of ``common``: lanes do not store them.
+
+    Attributes:
+        structure: the structure of the tree.
+        origins: for each array, its number in ``common``; -1 for an array that is not one of them.
+    """
+
+    structure: Any
+    origins: list[int]
+
+    def of(self, whole: PyTree) -> list[Array]:
+        """Returns the other arrays."""
+        leaves = jax.tree.leaves(whole)
+        return [leaf for leaf, origin in zip(leaves, self.origins, strict=True) if origin < 0]
+
+    def whole(self, common: PyTree, rest: list[Array]) -> PyTree:
+        """Returns the tree."""
+        given, others = jax.tree.leaves(common), iter(rest)
+        leaves = [next(others) if origin < 0 else given[origin] for origin in self.origins]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def _without_common(fn: InSteps, constants: PyTree, common: PyTree, *task: PyTree) -> InSteps:
+    """Returns tasks whose plans and carries lack the arrays of ``common`` that no step changes.
+
+    The server model is such a part of a plan, and weights that do not train of a carry.
+    """
+    due = jnp.ones((), bool)
+    plan, carry = jax.eval_shape(fn.begin, constants, common, *task, due)
+    begin, stretch, step = (
+        functools.partial(part, constants) for part in (fn.begin, fn.stretch, fn.step)
+    )
+    plans, carries, count = (len(jax.tree.leaves(tree)) for tree in (plan, carry, common))
+    start = count + len(jax.tree.leaves(task))  # number of the first array of the plan, in a step
+    first = _origins(begin, common, *task, due)
+    later = _origins(stretch, common, *task, due, plan, carry)[:plans]
+    later = [*[i - (i > start) for i in later], *_origins(step, common, *task, plan, carry)]
+    origins = [
+        origin if origin < count and then in (origin, start + place) else -1
+        for place, (origin, then) in enumerate(zip(first, later, strict=True))
+    ]
+    of_plan = _Rest(jax.tree.structure(plan), origins[:plans])
+    of_carry = _Rest(jax.tree.structure(carry), origins[plans : plans + carries])
+
+    def state(common: PyTree, plan: list[Array], carry: list[Array]) -> tuple[PyTree, PyTree]:
+        return of_plan.whole(common, plan), of_carry.whole(common, carry)
+
+    def begun(constants: PyTree, common: PyTree, *rest: PyTree) -> tuple[PyTree, PyTree]:
+        plan, carry = fn.begin(constants, common, *rest)
+        return of_plan.of(plan), of_carry.of(carry)
+
+    def stretched(constants: PyTree, common: PyTree, *rest: PyTree) -> tuple[PyTree, Array]:
+        *given, plan, carry = rest
+        plan, steps = fn.stretch(constants, common, *given, *state(common, plan, carry))
+        return of_plan.of(plan), steps
+
+    def stepped(constants: PyTree, common: PyTree, *rest: PyTree) -> PyTree:
+        *given, plan, carry = rest
+        return of_carry.of(fn.step(constants, common, *given, *state(common, plan, carry)))
+
+    def ended(constants: PyTree, common: PyTree, *rest: PyTree) -> PyTree:
+        *given, plan, carry = rest
+        return fn.end(constants, common, *given, *state(common, plan, carry))
+
+    return fn._replace(begin=begun, stretch=stretched, step=stepped, end=ended)
+
+
+def _origins(fn: Callable[..., PyTree], *args: PyTree) -> list[int]:
+    """Returns for each array of the result its number in the arguments; -1 if it is not in them."""
+    traced = jax.make_jaxpr(fn)(*args).jaxpr
+    number = {id(v): i for i, v in enumerate(traced.invars)}
+    return [number.get(id(v), -1) for v in traced.outvars]
+
+
 class _Lanes(NamedTuple):
     """State of the lanes, ``[L, ...]``.
 
@@ -130,7 +205,8 @@ def run_in_lanes(
     Args:
         fn: the tasks; results are pairs whose second value is an :class:`Addend`.
         constants: values that all tasks share.
-        tasks_at: ``common``, ``own`` and ``task`` of tasks by number ``int32[L]``.
+        tasks_at: ``common``, ``own`` and ``task`` of tasks by number ``int32[L]``; with one entry
+            all tasks share ``common``.
         cost: ``int32[T]``.
         entry: ``int32[T]``, index of each task's sum.
         entries: number of sums.
@@ -142,13 +218,21 @@ def run_in_lanes(
     """
     count = len(cost)
     queue = jnp.argsort(-cost, stable=True).astype(jnp.int32)
-    begin, stretch, step, end = (
-        jax.vmap(functools.partial(part, constants))
-        for part in (fn.begin, fn.stretch, fn.step, fn.end)
-    )
 
     def at(task: Array) -> tuple[PyTree, ...]:
         return tasks_at(jnp.minimum(task, count - 1))
+
+    common, *one = at(queue[:1])
+    if entries > 1:
+        common = tree.take(common, jnp.int32(0))
+    fn = _without_common(fn, constants, common, *tree.take(one, jnp.int32(0)))
+
+    def of_lanes(part: Callable[..., PyTree], more: int) -> Callable[..., PyTree]:
+        axes = (0 if entries > 1 else None, *(0,) * (2 + more))
+        return jax.vmap(functools.partial(part, constants), in_axes=axes)
+
+    begin, stretch = of_lanes(fn.begin, 1), of_lanes(fn.stretch, 3)
+    step, end = of_lanes(fn.step, 2), of_lanes(fn.end, 3)
 
     def advance(given: PyTree, now: tuple[_Lanes, Array, Array]) -> tuple[_Lanes, Array, Array]:
         """Steps all lanes until a stretch ends; returns which tasks are over."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
@@ -172,8 +174,12 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
       ``split(own=names("B"), frozen=names("trunk"))``. Evaluate the clients' personal models: the
       server model has the initial B, so it stays the trunk.
 
-    The product is added to W in every step, so matrices of any model can be adapted. A step is
-    therefore not faster than a step that trains W; LoRA saves traffic and optimiser state.
+    Where W is the kernel of flax's ``Dense`` or ``DenseGeneral``, the adapters run beside the
+    layer, :math:`x W + \frac{\alpha}{r} (x A) B`: W has no gradient unless it trains, and clients
+    that train at once share one product with W. Elsewhere A B is added to W in every step, so a
+    step is not faster than a step that trains W: in convolutions, embeddings and LSTMs, under
+    ``nn.scan`` or ``nn.remat``, in models that are not flax.linen modules, and in a model that
+    casts its weights (use ``with_compute_dtype(lora(model, rank), dtype)``).
 
     Args:
         model: the trunk. To use trained weights, put them in place of ``trunk`` in the result of
@@ -219,14 +225,25 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
             b[path] = jnp.zeros((rank, columns), w.dtype)
         return Variables({"trunk": trunk.params, "A": a, "B": b}, trunk.state)
 
-    def adapted(variables: Variables, x: Array) -> tuple[Variables, Array]:
-        trunk, a, b = (variables.params[part] for part in ("trunk", "A", "B"))
+    def adapted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+            trunk, a, b = (variables.params[part] for part in ("trunk", "A", "B"))
+            adapters: dict[int, _Adapter] = {}
 
-        def changed(entries: Any, w: Array) -> Array:
-            path = path_of(entries)
-            return w + (factor * (a[path] @ b[path])).reshape(w.shape) if path in a else w
+            def merged(entries: Any, w: Array) -> Array:
+                path = path_of(entries)
+                if path not in a:
+                    return w
+                whole = w + (factor * (a[path] @ b[path])).reshape(w.shape)
+                adapters[id(whole)] = _Adapter(whole, w, a[path], factor * b[path])
+                return whole
 
-        return Variables(jax.tree_util.tree_map_with_path(changed, trunk), variables.state), x
+            params = jax.tree_util.tree_map_with_path(merged, trunk)
+            with nn.intercept_methods(functools.partial(_beside, adapters)):
+                out: tuple[Any, PyTree] = run(Variables(params, variables.state), x, **options)
+            return out
+
+        return apply
 
     def with_adapters(choose: Leaves) -> Leaves:
         def head(variables: Variables) -> Variables:
@@ -238,7 +255,55 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
         return head
 
     head = None if model.head is None else with_adapters(model.head)
-    return _wrapped(model, adapted)._replace(init=init, head=head)
+    features = None if model.features is None else adapted(model.features)
+    return Model(init, adapted(model.apply), features, head)
+
+
+class _Adapter(NamedTuple):
+    """A kernel ``whole = w + A B``, with matrices A and B."""
+
+    whole: Array
+    w: Array
+    a: Array
+    b: Array
+
+
+def _beside(
+    adapters: Mapping[int, _Adapter],
+    call: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    context: nn.module.InterceptorContext,
+) -> Any:
+    """Calls a method of a layer; a dense layer of an adapted matrix computes ``x w + (x A) B``.
+
+    Such a layer is known by its kernel, which is the array ``whole`` itself. Nothing uses ``whole``
+    then, so XLA does not compute it.
+    """
+    layer: Any = context.module
+    if context.method_name != "__call__" or type(layer) not in (nn.Dense, nn.DenseGeneral):
+        return call(*args, **kwargs)
+    if layer.dot_general is not None or layer.dot_general_cls is not None:  # x w may be rounded
+        return call(*args, **kwargs)
+    params = layer.variables.get("params", {})
+    adapter = adapters.get(id(params.get("kernel")))
+    x = args[0] if args else kwargs["inputs"]
+    summed = 0 if adapter is None else _summed_axes(layer, x)
+    if adapter is None or not summed or math.prod(x.shape[x.ndim - summed :]) != len(adapter.a):
+        return call(*args, **kwargs)
+    plain = layer.clone(parent=None, name=None)
+    y: Any = plain.apply({"params": {**params, "kernel": adapter.w}}, x)
+    x, a, b = (v.astype(y.dtype) for v in (x, adapter.a, adapter.b))
+    return y + ((x.reshape(*x.shape[: x.ndim - summed], -1) @ a) @ b).reshape(y.shape)
+
+
+def _summed_axes(layer: nn.Dense | nn.DenseGeneral, x: Array) -> int:
+    """Returns over how many of its last axes a dense layer sums x; 0 if over other axes too."""
+    if isinstance(layer, nn.Dense):
+        return 1
+    axis = (layer.axis,) if isinstance(layer.axis, int) else tuple(layer.axis)
+    last = tuple(range(x.ndim - len(axis), x.ndim))
+    return len(axis) if tuple(i % x.ndim for i in axis) == last and not layer.batch_dims else 0
 
 
 def _chosen(leaves: Leaves, variables: Variables) -> dict[str, Array]:
