@@ -1128,7 +1128,7 @@ MUTANTS = [
     Mutant("cli/build.py", '"personal": problem.own', '"personal": False', OWNED),
     Mutant("cli/problem.py", "own = len(mine) == len(tests)", "own = False", OWNED),
     Mutant("cli/training.py", "np.isin(sizes, some[:first])", "sizes < first", OWNED),
-    Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
+    Mutant("cli/build.py", 'if precision != "f32":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",
         "GRAPHS[topology](clients_per_round), activity",
