@@ -136,7 +136,8 @@ def main(argv: list[str] | None = None) -> None:
             for way in args.ways:
                 if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
-                for precision in ["f32"] if work in TEXT else args.precisions:
+                precisions: list[Precision] = ["f32"] if work in TEXT else args.precisions
+                for precision in precisions:
                     rows.append(compiled(work, target, way, precision))
                     print(*rows[-1].values(), sep="  ", flush=True)
     print(f"\n{markdown(rows)}")

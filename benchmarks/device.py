@@ -320,12 +320,12 @@ def flags(stage: Stage) -> None:
 
 STAGES: dict[str, tuple[int, Callable[[Stage], None]]] = {
     "env": (35, env),
-    "same": (80, same),
-    "speed": (165, speed),
-    "conv": (80, conv),
+    "same": (70, same),
+    "speed": (160, speed),
+    "conv": (75, conv),
     "lanes": (40, lanes),
-    "text": (55, text),
-    "flags": (85, flags),
+    "text": (45, text),
+    "flags": (115, flags),
 }
 """The limit of each in seconds, and what it does."""
 
