@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from benchmarks.kernels import Program
 from benchmarks.reproduce.common import markdown
 from benchmarks.script import write_record
 from benchmarks.workloads import VOCABULARY, WORKLOADS
+from fedjax_sim.cli.training import Precision
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import MB, compile_program
@@ -55,9 +56,9 @@ def longest(text: str) -> float | None:
     return most / (GHZ * 1e6) if most else None
 
 
-def text_experiment(work: str, execution: Execution) -> Runner:
+def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
     """The small transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
-    window, cohort, lora = 80, TEXT[work], work == "LoRA"
+    window, lora = 80, work == "LoRA"
     model = fs.models.transformer((window,), VOCABULARY)
     model = fs.models.lora(model, 8) if lora else model
     x = np.zeros((40 * cohort, window), np.uint8)
@@ -75,15 +76,15 @@ def text_experiment(work: str, execution: Execution) -> Runner:
     return Runner(Programs(algorithm, model, task, data, (eval_set(x[:1], x[:1]),), 1, 8))
 
 
-def compiled(work: str, target: str, way: str) -> dict[str, Any]:
+def compiled(work: str, target: str, way: str, precision: Precision = "f32") -> dict[str, Any]:
     """A row: the program of the rounds."""
     execution = fs.make_execution(devices_of(target))
     with lowered_by(WAYS[way]):
         began = time.perf_counter()
         runner = (
-            text_experiment(work, execution)
+            text_experiment(work, execution, TEXT[work])
             if work in TEXT
-            else experiment_of(WORKLOADS[work], execution)
+            else experiment_of(WORKLOADS[work], execution, precision)
         )
         lowered = dict(runner.programs.lowered())["advance"]
         program = compile_program(lowered, options_for(execution.devices))
@@ -95,6 +96,7 @@ def compiled(work: str, target: str, way: str) -> dict[str, Any]:
         "work": work,
         "target": target,
         "": way,
+        "precision": precision,
         "compile s": f"{found.seconds:.0f}",
         "arguments MB": f"{found.arguments / MB:,.0f}",
         "temporaries MB": f"{found.temporaries / MB:,.0f}",
@@ -117,6 +119,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--work", nargs="+", choices=works, default=works, metavar="W")
     add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
+    known = get_args(Precision)
+    add("--precisions", nargs="+", choices=known, default=["f32"], metavar="PRECISION")
     add("--out", type=Path, default=HERE / "results" / "aot.json")
     return parser.parse_args(argv)
 
@@ -132,8 +136,10 @@ def main(argv: list[str] | None = None) -> None:
             for way in args.ways:
                 if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
-                rows.append(compiled(work, target, way))
-                print(*rows[-1].values(), sep="  ", flush=True)
+                precisions: list[Precision] = ["f32"] if work in TEXT else args.precisions
+                for precision in precisions:
+                    rows.append(compiled(work, target, way, precision))
+                    print(*rows[-1].values(), sep="  ", flush=True)
     print(f"\n{markdown(rows)}")
     write_record(args.out, started, table=rows)
 

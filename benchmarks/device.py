@@ -27,15 +27,18 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import fedjax_sim as fs
 from benchmarks import methods
+from benchmarks.aot import TEXT, text_experiment
 from benchmarks.baselines import ours
 from benchmarks.speed import Run, find_run, repeat
 from benchmarks.workloads import WORKLOADS, Timing, Workload
+from fedjax_sim.cli.training import Precision
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.models.convolutions import LOWERINGS, Lowering
 from fedjax_sim.run.environment import environment
@@ -48,6 +51,8 @@ FLAGS = (
     "",
     "--xla_gpu_enable_command_buffer=",
     "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL",
+    "--xla_gpu_enable_command_buffer=+WHILE --xla_gpu_command_buffer_unroll_loops=true",
+    "--xla_gpu_enable_while_loop_double_buffering=true",
     "--xla_gpu_graph_min_graph_size=1",
     "--xla_gpu_autotune_level=0",
 )
@@ -179,7 +184,7 @@ def work_of(name: str, small: bool, **changes: Any) -> Workload:
     work = dataclasses.replace(WORKLOADS[name], **changes)
     if not small:
         return work
-    shape = (8, 8, 3) if work.net == "cnn" else work.shape
+    shape = {"cnn": (8, 8, 3), "lstm": (8,)}.get(work.net, work.shape)
     cohort = min(work.cohort, 4)
     return dataclasses.replace(work, shape=shape, samples=16, clients=8, cohort=cohort, batch=2)
 
@@ -199,7 +204,7 @@ def our_rate(
     work: Workload,
     small: bool,
     *,
-    dtype: str | None = None,
+    precision: Precision = "f32",
     way: Lowering | None = None,
     **options: Any,
 ) -> Row:
@@ -208,10 +213,10 @@ def our_rate(
 
     def run(work: Workload, rounds: int, devices: int) -> Timing:
         del devices
-        return ours.run_on(execution, work, rounds, dtype, way)
+        return ours.run_on(execution, work, rounds, precision, way)
 
     found = rate(run, work, small)
-    experiment = ours.session(work, execution, dtype, way).experiment
+    experiment = ours.session(work, execution, precision, way).experiment
     used = experiment.programs.algorithm.parts.execution.lanes
     return found | {"device_mb": experiment.device_bytes / MB, "used_lanes": used}
 
@@ -219,7 +224,8 @@ def our_rate(
 def speed(stage: Stage) -> None:
     """Ours beside PyTorch, plain JAX, and plain JAX with one model for all samples."""
     every = ("W1",) if stage.small else ("W2", "W1", "W4", "W3", "W5", "W7", "W6")
-    only = {"plain": ("W1", "W2", "W4"), "central": ("W1", "W2", "W3"), "bfloat16": ("W1", "W2")}
+    only = {"plain": ("W1", "W2", "W4"), "central": ("W1", "W2", "W3"), "bf16": ("W1", "W2")}
+    only["bf16_weights"] = only["bf16"]
     if importlib.util.find_spec("torch") is None:
         only["torch"] = ()
         stage.note(who="torch", skipped="torch is not installed")
@@ -232,7 +238,8 @@ def speed(stage: Stage) -> None:
             "torch": functools.partial(contestant_rate, "torch", work, small),
             "plain": functools.partial(contestant_rate, "plain", work, small),
             "central": functools.partial(contestant_rate, "plain", whole, small),
-            "bfloat16": functools.partial(our_rate, work, small, dtype="bfloat16"),
+            "bf16": functools.partial(our_rate, work, small, precision="bf16"),
+            "bf16_weights": functools.partial(our_rate, work, small, precision="bf16_weights"),
         }
         for who, measure in rates.items():
             if name in only.get(who, every):
@@ -241,8 +248,8 @@ def speed(stage: Stage) -> None:
 
 def conv(stage: Stage) -> None:
     """Each way to compute convolutions, and fewer clients at once."""
-    ways: list[Row] = [{"way": way, "dtype": None} for way in LOWERINGS]
-    ways += [{"way": way, "dtype": "bfloat16"} for way in LOWERINGS if way != "winograd"]
+    ways: list[Row] = [{"way": way, "precision": "f32"} for way in LOWERINGS]
+    ways += [{"way": way, "precision": "bf16"} for way in LOWERINGS if way != "winograd"]
     ways += [{"way": "lax", "chunk": 10}]
     for name in ("W2",) if stage.small else ("W2", "W3"):
         work = work_of(name, stage.small)
@@ -260,6 +267,37 @@ def lanes(stage: Stage) -> None:
             stage.attempt(10, measure, work="W1", cohort=cohort, lanes=count)
 
 
+def text(stage: Stage) -> None:
+    """The LSTM with several steps in each turn of its loop; the transformer, whole and by LoRA."""
+    small, scan = stage.small, jax.lax.scan
+
+    def unrolled(steps: int) -> Row:
+        def scan_unrolled(*args: Any, **options: Any) -> Any:
+            return scan(*args, **(options | {"unroll": steps}))
+
+        ours.session.cache_clear()  # its key has no number of steps
+        with mock.patch.object(jax.lax, "scan", scan_unrolled):
+            return our_rate(work_of("W5", small), small)
+
+    def windows(work: str) -> Row:
+        experiment = text_experiment(work, fs.make_execution(1), 1 if small else TEXT[work])
+        run, _, _ = jax.block_until_ready(experiment.advance(experiment.start([0]), 1))
+        samples, began = 0, time.perf_counter()
+        while not samples or time.perf_counter() - began < (0.01 if small else SECONDS):
+            run, metrics, _ = jax.block_until_ready(experiment.advance(run, 1))
+            samples += int(metrics.samples[0, 0])
+        seconds = time.perf_counter() - began
+        return {
+            "samples_per_second": samples / seconds,
+            "device_mb": experiment.device_bytes / MB,
+        }
+
+    for steps in (2,) if small else (1, 5, 10, 20):
+        stage.attempt(10, functools.partial(unrolled, steps), work="W5", unroll=steps)
+    for work in ("LoRA",) if small else TEXT:
+        stage.attempt(15, functools.partial(windows, work), work=work)
+
+
 def flags(stage: Stage) -> None:
     """XLA's options."""
     for name in ("W4",) if stage.small else ("W1", "W2"):
@@ -268,12 +306,13 @@ def flags(stage: Stage) -> None:
 
 
 STAGES: dict[str, tuple[int, Callable[[Stage], None]]] = {
-    "env": (40, env),
-    "same": (100, same),
-    "speed": (165, speed),
-    "conv": (90, conv),
-    "lanes": (45, lanes),
-    "flags": (80, flags),
+    "env": (35, env),
+    "same": (70, same),
+    "speed": (160, speed),
+    "conv": (75, conv),
+    "lanes": (40, lanes),
+    "text": (45, text),
+    "flags": (115, flags),
 }
 """The limit of each in seconds, and what it does."""
 

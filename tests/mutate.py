@@ -1135,7 +1135,15 @@ MUTANTS = [
     Mutant("cli/build.py", '"personal": problem.own', '"personal": False', OWNED),
     Mutant("cli/problem.py", "own = len(mine) == len(tests)", "own = False", OWNED),
     Mutant("cli/training.py", "np.isin(sizes, some[:first])", "sizes < first", OWNED),
-    Mutant("cli/build.py", 'if precision == "bf16":', "if False:", tests("precision")),
+    Mutant("engine/rounding.py", "jnp.uint32(0xFFFF)", "jnp.uint32(0x7FFF)", tests("precision")),
+    Mutant("engine/rounding.py", "jnp.isfinite(w), half", "True, half", tests("precision")),
+    Mutant(
+        "client/sgd.py",
+        "tree.subtract(trained.params, start)",
+        "tree.subtract(trained.params, received)",
+        tests("precision"),
+    ),
+    Mutant("cli/build.py", 'if precision != "f32":', "if False:", tests("precision")),
     Mutant(
         "algorithms/_gossip.py",
         "GRAPHS[topology](clients_per_round), activity",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ import fedjax_sim as fs
 from fedjax_sim import base, corrections
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.engine import rounding
 from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.engine.memory import operations
 from fedjax_sim.models import convolutions, layers, resnet
@@ -293,7 +295,61 @@ def test_a_network_may_compute_in_bfloat16(name: str) -> None:
     assert logits.dtype == np.float32
 
 
-@pytest.mark.parametrize(("precision", "wanted"), [("f32", "float32"), ("bf16", "bfloat16")])
+def sloped(params: Any, state: Any, batch: base.Batch, context: base.Context) -> Any:
+    """Steps of 2**-11 at a rate of 1: a sixteenth of the gap to the bfloat16 above 1."""
+    return -(2**-11) * jnp.sum(params["moves"]), state
+
+
+def test_weights_in_bfloat16_move_by_steps_that_it_cannot_represent() -> None:
+    leaf = fs.leaves.named("moves")
+    settings: dict[str, Any] = {"batch_size": 1, "trained": leaf, "half_weights": True}
+    local = fs.local_sgd(sloped, optax.sgd(1.0), **settings)
+    one = jnp.full(10_000, 1 + 2**-20)
+    received = fs.Variables({"moves": one, "still": one}, {})
+    x, y = jnp.zeros((SAMPLES, 1)), jnp.zeros(SAMPLES, jnp.int32)
+    trained = train(local, received, x, y).variables
+    assert types(trained) == {np.dtype("float32")}
+    np.testing.assert_array_equal(trained.params["still"], one)
+    moved = np.asarray(trained.params["moves"] - one, np.float64)
+    assert abs(moved.mean() / (SAMPLES * 2**-11) - 1) < 0.05
+    states = local.client_state(received), local.shared_state(received)
+    visit = jax.random.key(1), received, client_of(x, y), *states
+    steps: Any = local.train
+    plan, carry = steps.begin(*visit)
+    plan, _ = steps.stretch(plan, carry, *visit)
+    for at in (carry, steps.step(plan, carry, *visit)):
+        assert types(at.variables) == {jnp.dtype("bfloat16")}
+
+
+def test_random_rounding_leaves_what_is_not_finite_and_other_types() -> None:
+    canonical = np.array([0x7FFFFFFF], np.uint32).view(np.float32)  # NaN on NVIDIA's GPUs
+    values = np.concatenate([canonical, np.array([np.inf, -np.inf, -0.0], np.float32)])
+    given = {"f32": jnp.asarray(values), "i32": jnp.arange(2), "f16": jnp.ones(2, jnp.float16)}
+    found = rounding.rounded(jax.random.key(1), given)
+    np.testing.assert_array_equal(found["f32"].astype(jnp.float32), values)
+    assert found["f32"].dtype == jnp.bfloat16
+    assert found["i32"] is given["i32"]
+    assert found["f16"] is given["f16"]
+
+
+def test_weights_in_bfloat16_have_no_derivative() -> None:
+    model = fs.models.logistic((2,), CLASSES)
+    local, variables = local_of(model, half_weights=True), model.init(jax.random.key(0))
+    client = client_of(jnp.zeros((3, 2)), jnp.zeros(3, jnp.int32))
+    with pytest.raises(ValueError, match="half_weights must be False to differentiate, got True"):
+        local.train(
+            jax.random.key(1),
+            variables,
+            dataclasses.replace(client, differentiable=True),
+            local.client_state(variables),
+            local.shared_state(variables),
+        )
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted"),
+    [("f32", "float32"), ("bf16", "bfloat16"), ("bf16_weights", "bfloat16")],
+)
 def test_the_command_has_a_precision(precision: str, wanted: str) -> None:
     setup = build(parse(["--precision", precision, "--model", "logistic"]))
     model, x = setup.model, setup.problem.data.x[:2]
@@ -301,6 +357,8 @@ def test_the_command_has_a_precision(precision: str, wanted: str) -> None:
     assert types(start) == {np.dtype("float32")}
     applied = jax.make_jaxpr(functools.partial(model.apply, train=False))(start, x)
     assert products(applied.jaxpr) == {jnp.dtype(wanted)}
+    local: Any = setup.algorithms["phase_shift"].parts.local
+    assert local.half_weights == (precision == "bf16_weights")
 
 
 def test_a_network_that_computes_in_its_own_type_is_refused() -> None:

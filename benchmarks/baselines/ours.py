@@ -24,6 +24,7 @@ from benchmarks.workloads import (
     Workload,
 )
 from fedjax_sim.base import Array, ClientData, Model, PerClient, PyTree, Selection, Variables
+from fedjax_sim.cli.training import Precision
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import layers
@@ -44,7 +45,7 @@ NETS = {
 }
 
 
-def _model(workload: Workload, compute_dtype: str | None) -> Model:
+def _model(workload: Workload, precision: Precision) -> Model:
     if workload.net == "lstm":
         model = fs.models.lstm(workload.shape, VOCABULARY)
     elif workload.net == "mobilenet":
@@ -53,8 +54,8 @@ def _model(workload: Workload, compute_dtype: str | None) -> Model:
         model = fs.models.mobilenet_v2_tail(workload.shape, CLASSES, _weights())
     else:
         model = NETS[workload.net](workload.shape, CLASSES)
-    if compute_dtype is not None:
-        model = fs.models.with_compute_dtype(model, compute_dtype)
+    if precision != "f32":
+        model = fs.models.with_compute_dtype(model, jax.numpy.bfloat16)
     if workload.net in ("lstm", "mobilenet"):
         return model
     half = np.full(workload.shape[-1], 127.5, np.float32)
@@ -125,17 +126,16 @@ class Session:
     run: Run
 
 
-def experiment_of(
-    workload: Workload, execution: Execution, compute_dtype: str | None = None
-) -> Runner:
+def experiment_of(workload: Workload, execution: Execution, precision: Precision = "f32") -> Runner:
     """Its programs; nothing is computed."""
-    model = _model(workload, compute_dtype)
+    model = _model(workload, precision)
     work = workload.federation()
     data = fs.client_data(work.x, work.y, fs.partition.Partition(work.index, work.start))
     local = fs.local_sgd(
         fs.empirical_risk(model),
         optax.sgd(workload.lr, momentum=workload.momentum or None),
         batch_size=workload.batch,
+        half_weights=precision == "bf16_weights",
     )
     algorithm = fs.compose(
         local,
@@ -152,12 +152,12 @@ def experiment_of(
 def session(
     workload: Workload,
     execution: Execution,
-    compute_dtype: str | None = None,
+    precision: Precision = "f32",
     way: Lowering | None = None,
 ) -> Session:
     """Compiles a workload's programs and runs a first round."""
     with lowered_by(way):
-        experiment = experiment_of(workload, execution, compute_dtype)
+        experiment = experiment_of(workload, execution, precision)
         run = experiment.start([0])
         run, _, _ = jax.block_until_ready(experiment.advance(run, 1))
     return Session(experiment, run)
@@ -174,12 +174,12 @@ def run_on(
     execution: Execution,
     workload: Workload,
     rounds: int,
-    compute_dtype: str | None = None,
+    precision: Precision = "f32",
     way: Lowering | None = None,
 ) -> Timing:
     """Train `rounds` rounds on the devices of an execution, as :func:`run` does."""
     began = time.perf_counter()
-    ours = session(workload, execution, compute_dtype, way)
+    ours = session(workload, execution, precision, way)
     ready = time.perf_counter()
     state, metrics, _ = jax.block_until_ready(ours.experiment.advance(ours.run, rounds))
     seconds = time.perf_counter() - ready

@@ -313,7 +313,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
         if not MODELS.is_foreign(key) and not isinstance(error, ValueError | ZeroDivisionError):
             raise
         raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
-    if precision == "bf16":
+    if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)
     if key not in SCALES_ITSELF and dataset.mean is not None and dataset.std is not None:
         given = with_scaling(given, dataset.mean, dataset.std)

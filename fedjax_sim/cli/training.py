@@ -22,7 +22,7 @@ from fedjax_sim.models import MODELS
 from fedjax_sim.round import Algorithm
 
 LastBatch = Literal["keep", "drop", "refill"]
-Precision = Literal["f32", "bf16"]
+Precision = Literal["f32", "bf16", "bf16_weights"]
 OptimizerState = Literal["reset", "keep"]
 Optimizer = Literal["sgd", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "yogi"]
 WITH_MOMENTUM = ("sgd", "nesterov")
@@ -45,7 +45,8 @@ class Training(Group):
         weight_decay: of all weights, see :func:`fedjax_sim.cli.training.optimizer_of`.
         l2: of :func:`fedjax_sim.objective.empirical_risk`.
         last_batch: see :func:`fedjax_sim.local.local_sgd`.
-        precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`.
+        precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`; bf16_weights: see
+          ``half_weights`` of :func:`fedjax_sim.local.local_sgd` too.
     """
 
     title: ClassVar[str] = "local training"
@@ -97,7 +98,9 @@ class Training(Group):
     )
     last_batch: LastBatch = setting("keep", "how to handle the last, smaller minibatch of an epoch")
     precision: Precision = setting(
-        "f32", "precision of the network's computations; weights stay in f32"
+        "f32",
+        "precision of the network's computations; bf16 keeps weights in f32, bf16_weights rounds "
+        "them at random after each local step; the server's stay in f32",
     )
 
     def __post_init__(self) -> None:
@@ -143,6 +146,7 @@ def make_local(
         training.last_batch,
         optimizer_state=training.optimizer_state,
         transforms=transforms,
+        half_weights=training.precision == "bf16_weights",
     )
 
 

@@ -107,12 +107,18 @@ class local_sgd(SGD):
         steps: a random number of steps, the same for all clients of a round, in place of E epochs,
             such as ``geometric(0.2)``; None: E epochs.
         shared: statistics that the clients share besides the model, for their objective.
+        half_weights: whether a visit holds its weights in bfloat16 between two steps, rounded up or
+            down at random (Gupta et al. 2015), to move fewer bytes. A step itself computes in the
+            dtype of the weights received, or in the model's, see
+            :func:`fedjax_sim.models.with_compute_dtype`; the optimiser's state stays as it is.
+            Clients return the received weights plus what their steps changed.
 
     Raises:
         ValueError: if a setting is out of range or of another kind.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1 (ClientUpdate); Vo,
-    Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness).
+    Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness); Gupta et al. 2015
+    <https://arxiv.org/abs/1502.02551>, section 3 (half_weights).
 
     Example:
         >>> import jax, optax

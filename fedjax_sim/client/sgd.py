@@ -51,6 +51,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
 from fedjax_sim.engine.clients import round_key, round_number
 from fedjax_sim.engine.optimizers import first_state
+from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 
 LastBatch = Literal["keep", "drop", "refill"]
@@ -79,6 +80,7 @@ class SGD(LocalUpdate):
     rate_by_round: optax.Schedule | None = None
     steps: DrawnSteps | None = None
     shared: Shared | None = None
+    half_weights: bool = False
 
     @functools.cached_property
     def train(self) -> TrainInSteps:
@@ -186,10 +188,15 @@ class SGD(LocalUpdate):
         if isinstance(kept.companion, Accompanied):
             own = kept.companion.own
             companion = own, self._optimizer.init(own.params)
+        if self.half_weights:
+            if client.differentiable:
+                raise ValueError("half_weights must be False to differentiate, got True")
+            received = received._replace(params=nearest(received.params))
         return plan, Progress(received, opt_state, loss, zero, path, companion, zero)
 
     def _stretch(self, plan: Plan, progress: Progress, *given: Any) -> tuple[Plan, Array]:
         visit = Visit(*given)
+        progress = _widened(progress, visit)
         client, last = visit.client, self._most_epochs - 1
         batches = self._batches(client.size)
         todo = jnp.clip(plan.total - plan.epoch * batches, 0, batches)
@@ -214,6 +221,7 @@ class SGD(LocalUpdate):
         """Returns the state after minibatch ``b`` of the epoch, whose step is not counted yet."""
         context, states = visit.context()
         context = context._replace(key=stream(plan.key, Epoch.STEP, b))
+        progress = _widened(progress, visit)
         params, state = progress.variables
         chosen = self._chosen(progress.variables)
         refill = self.last_batch == "refill"
@@ -244,8 +252,11 @@ class SGD(LocalUpdate):
         if self.companion is not None:
             given = progress.variables, companion, samples, context
             companion = accompanied(self.companion, step, *given)
+        weights = tree.filled(taken.weights, params)
+        if self.half_weights:
+            weights = rounded(stream(context.key, Step.ROUNDING), weights)
         return Progress(
-            Variables(tree.filled(taken.weights, params), tree.typed_like(taken.aux, state)),
+            Variables(weights, tree.typed_like(taken.aux, state)),
             tree.typed_like(taken.opt_state, progress.opt_state),
             loss,
             progress.seen + count,
@@ -257,7 +268,12 @@ class SGD(LocalUpdate):
     def _end(self, plan: Plan, progress: Progress, *given: Any) -> Trained:
         visit = Visit(*given)
         context, states = visit.context()
-        trained, opt_state, loss, seen, path, companion, taken = progress
+        trained, opt_state, loss, seen, path, companion, taken = _widened(progress, visit)
+        if self.half_weights:  # a server that averages keeps its digits in float32
+            received = visit.variables.params
+            start = tree.typed_like(nearest(received), received)
+            moved = tree.sum_of(received, tree.subtract(trained.params, start))
+            trained = trained._replace(params=moved)
         mean = loss / jnp.maximum(seen, 1).astype(loss.dtype)
         info = LocalInfo(mean.astype(jnp.float32), taken, seen)
         taken = jnp.maximum(taken, 1)
@@ -319,3 +335,9 @@ class SGD(LocalUpdate):
             needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
             end = repeat(client, needed, self._most_epochs, epoch, start)
         return self._end(plan, end, *visit)
+
+
+def _widened(progress: Progress, visit: Visit) -> Progress:
+    """Returns the progress with weights in the dtypes of those received."""
+    params = tree.typed_like(progress.variables.params, visit.variables.params)
+    return progress._replace(variables=progress.variables._replace(params=params))

@@ -227,7 +227,7 @@ def shuffled(
     def at(power: int) -> Array:
         words = 2**power
         slot = jnp.arange(words, dtype=jnp.int32)
-        bits = _hash(_hash(slot.astype(jnp.uint32) + high) ^ low)
+        bits = hashed(hashed(slot.astype(jnp.uint32) + high) ^ low)
         bits = jnp.where(slot < size, bits, jnp.uint32(2**32 - 1))
         order = jax.lax.sort((bits, slot), num_keys=1, is_stable=True)[1]
         return jnp.concatenate([order, jnp.arange(words, 2**largest, dtype=jnp.int32)])
@@ -258,7 +258,7 @@ def random_minibatch(key: Array, client: ClientView, size: int) -> Batch:
     return minibatch(client, order, jnp.int32(0), size, refill=False)
 
 
-def _hash(x: Array) -> Array:
+def hashed(x: Array) -> Array:
     """Applies a bijection of uint32 without visible structure (multiply, xor-shift)."""
     for multiplier in (0x7FEB352D, 0x846CA68B):
         x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(multiplier)
