@@ -146,12 +146,13 @@ def _entry(name: str, value: Any, text: str) -> list[str]:
 def mark_fields(
     app: Sphinx, what: str, name: str, obj: Any, options: object, lines: list[str]
 ) -> None:
-    """Keeps from Napoleon what it would misread: a colon after which it expects no sentence."""
+    """Keeps from Napoleon and reST what they would misread, and drops what Python says itself."""
 
     def field(match: re.Match[str]) -> str:
         return f":{match[1]}: {indent(dedent(match[2]).strip(), '   ').strip()}\n\n"
 
-    text = "\n".join([*lines, ""])
+    text = "\n".join(line for line in [*lines, ""] if line != "Call self as a function.")
+    text = re.sub(r"^( +\w+: )(?=\w\.(?: |$))", r"\1\\", text, flags=re.M)  # "N." is not item N
     text = re.sub(r"^(Returns):\n((?:(?: .*)?\n)+)", field, text, flags=re.M)
     text = re.sub(r"^(Source): ((?:.+\n)+)", field, text, flags=re.M)
     # Nor is a property's text before a colon a type; an empty comment takes its place.
@@ -237,8 +238,18 @@ def from_root(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
     content[0] = re.sub(r"\]\((?!https?:|#)", "](../", content[0])
 
 
+def keep_scores(app: Sphinx, name: str, source: list[str]) -> None:
+    """Lets no cell of a Markdown table break beside its ±."""
+
+    def kept(row: re.Match[str]) -> str:
+        return row[0].replace(" ± ", "\u00a0±\u00a0")
+
+    source[0] = re.sub(r"^\|.* ± .*$", kept, source[0], flags=re.M)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx asks of an extension."""
+    app.connect("source-read", keep_scores)
     app.connect("builder-inited", write_pages)
     app.connect("autodoc-process-docstring", mark_fields, priority=400)  # before Napoleon
     app.connect("autodoc-process-signature", write_signature)

@@ -44,6 +44,8 @@ nitpicky = True
 nitpick_ignore = [("py:class", "jax.jaxlib._jax.Array")]  # jax.Array, as JAX itself calls it
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"{project} {release}"
 html_additional_pages = {"index": "redirect.html"}
 html_copy_source = False
@@ -57,6 +59,7 @@ nb_execution_mode = "off"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_output_stderr = "remove"  # warnings of the machine that builds
 
 napoleon_custom_sections = [("Attributes", "params_style")]  # a list, like Args
 autodoc_member_order = "bysource"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
 from sphinx.application import Sphinx
@@ -11,23 +13,32 @@ from sphinx.writers.html5 import HTML5Translator
 log = logging.getLogger(__name__)
 
 
-def _write(page: HTML5Translator, node: nodes.Element, *, as_block: bool) -> None:
-    text = node.astext().strip().replace(r"\dots", r"\ldots")  # docutils lacks \dots
+def _mathml(text: str, node: nodes.Element, *, as_block: bool) -> str:
     try:
-        page.body.append(latex2mathml.tex2mathml(text, as_block=as_block))
+        # docutils lacks \dots
+        return latex2mathml.tex2mathml(text.strip().replace(r"\dots", r"\ldots"), as_block=as_block)
     except MathError as error:
         log.warning("%s: %s", error, text, location=node)
-    raise nodes.SkipNode
+        return ""
+
+
+def equations(text: str) -> list[str]:
+    r"""Splits a formula at ``\quad`` and ``\qquad``; aligned ones stay whole."""
+    outside = re.sub(r"\\begin{(\w+)}.*?\\end{\1}", "", text, flags=re.DOTALL)
+    return [text] if "&" in outside else re.split(r"\\q?quad\b", text)
 
 
 def write_inline(page: HTML5Translator, node: nodes.math) -> None:
     """Writes a formula in a sentence."""
-    _write(page, node, as_block=False)
+    page.body.append(_mathml(node.astext(), node, as_block=False))
+    raise nodes.SkipNode
 
 
 def write_block(page: HTML5Translator, node: nodes.math_block) -> None:
-    """Writes a formula on lines of its own."""
-    _write(page, node, as_block=True)
+    """Writes a formula on lines of its own: as many of its equations on a line as fit."""
+    written = (_mathml(part, node, as_block=True) for part in equations(node.astext()))
+    page.body.append(f'<div class="equations">{"".join(written)}</div>')
+    raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

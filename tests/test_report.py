@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browser import browse, needs_chromium
 from conftest import known
 from matplotlib.colors import to_hex
 from scipy import stats
@@ -1037,20 +1037,16 @@ def test_an_altered_file_is_read_or_refused_in_a_line(
     assert refused
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+@needs_chromium
 def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    def browse(*flags: str) -> str:
-        command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu"]
-        command += ["--window-size=1100,3000", f"--user-data-dir={tmp_path / 'profile'}", *flags]
-        command.append((reported / "report.html").as_uri())
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-
+    page = reported / "report.html"
     inks = []
     for scheme in ("0", "1"):  # dark, light
         shot = tmp_path / f"{scheme}.png"
-        browse(f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}")
+        flags = [f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}"]
+        browse(page, tmp_path, "--window-size=1100,3000", *flags)
         seen = imread(shot)[..., :3]
         assert seen.shape[:2] == (3000, 1100)
         inks.append(seen[0, 0].mean())
@@ -1058,9 +1054,9 @@ def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
         drawn = np.flatnonzero(np.abs(seen - seen[0, 0]).max(axis=(1, 2)) > 0.1)
         assert 1500 < drawn[-1] < 2990  # the page ends within the window
     assert inks[0] < 0.2 < 0.8 < inks[1]
-    dom = browse("--dump-dom")
+    dom = browse(page, tmp_path, "--dump-dom")
     assert dom.count("<svg") == 2
-    assert dom.count("<h2>") == (reported / "report.html").read_text().count("<h2>")
+    assert dom.count("<h2>") == page.read_text().count("<h2>")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from browser import look, needs_chromium
 from conftest import BARE, known
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,8 +31,10 @@ from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.studies.plan import read_study
 from fedjax_sim.cli.studies.results import Row, best_of, best_setting, rows_of
+from fedjax_sim.partition.pictures import line_style
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -155,6 +159,46 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
         assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
     assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2
     assert r"FedProx \& µ\_k" in tex
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1300, 800])
+def test_the_report_in_a_browser_has_the_names_of_the_study(
+    done: Path, tmp_path: Path, width: int
+) -> None:
+    assert report([str(done), "--out", str(tmp_path / "report")]) == 0
+    seen = look(tmp_path / "report" / "report.html", tmp_path, width=width)
+    assert seen["width"] <= seen["window"]
+    assert not seen["asked"]
+    assert not seen["broken"]
+    assert not any(picture["outside"] for picture in seen["pictures"])
+    assert seen["titles"][0] == "Report of 2 methods with 4 settings in 2 runs"
+    cells = [title for title in seen["titles"] if title.startswith("digits")]
+    assert cells == [f"digits, emd({e}), 12 clients, 3 folds of clients" for e in (0.5, 1.4)]
+    methods = [
+        [row[0].partition(": ")[0] for row in table[1:]]
+        for table in seen["tables"]
+        if table[0][0] == "method"
+    ]
+    chosen, differences, clients, every = methods[:4]
+    assert chosen == clients == [*ROWS]
+    assert differences == [name for name in ROWS if name != "weak"]  # the study's baseline
+    assert every == [name for name in ROWS for _ in range(2)]
+    colours = [line_style(i)["color"] for i in range(len(ROWS))]
+    assert len({*colours}) == len(ROWS)
+    lines = [_hex(picture["lines"]) for picture in seen["pictures"]]
+    assert [found for found in lines if len(found) == len(ROWS)] == [colours] * len(cells)
+    tints = [found for found in lines if len(found) == len(ROWS) * 2]
+    assert [found[::2] for found in tints] == [colours] * len(cells)  # the settings of a method
+    bars = [_hex(fill for axes in picture["bars"] for fill in axes) for picture in seen["pictures"]]
+    assert [found for found in bars if found] == [colours] * len(cells)
+
+
+def _hex(colours: Iterable[str]) -> list[str]:
+    """Returns the colours of marks, of which a browser says ``rgb(63, 144, 218)`` or ``none``."""
+    found = (re.findall(r"\d+", colour) for colour in colours)
+    return ["#" + "".join(f"{int(part):02x}" for part in rgb) for rgb in found if rgb]
 
 
 @pytest.mark.parametrize("lowest", [False, True])

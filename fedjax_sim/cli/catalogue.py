@@ -98,6 +98,15 @@ class Method(NamedTuple):
     example: str
 
     @property
+    def title(self) -> str:
+        """The method's name in its paper.
+
+        >>> [m.title for m in catalogue() if m.name in ("fedavg", "scaffnew")]
+        ['FedAvg', 'Scaffnew (ProxSkip)']
+        """
+        return self.summary.partition(":")[0]
+
+    @property
     def paper(self) -> str:
         """Authors and year.
 
@@ -164,9 +173,11 @@ def page() -> str:
     """Returns the text of ``docs/algorithms.md``."""
     methods = catalogue()
     lines = [HEAD]
-    lines += [_row(f"[`{m.name}`](#{m.name})", _markdown(m.summary), m.paper) for m in methods]
+    lines += [
+        _row(f"[`{m.name}`](#{_anchor(m.title)})", _markdown(m.summary), m.paper) for m in methods
+    ]
     for m in methods:
-        lines += ["", f"## {m.name}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
+        lines += ["", f"## {m.title}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
         lines += ["", *_parts_table(m)]
         lines += ["", "| option | default | description |", "| --- | --- | --- |"]
         lines += [
@@ -178,6 +189,11 @@ def page() -> str:
         lines += ["", "```python", *m.example.splitlines(), "```"] if m.example else []
         lines += ["", _markdown(m.note)] if m.note else []
     return "\n".join(lines) + "\n"
+
+
+def _anchor(heading: str) -> str:
+    """Returns what GitHub and the site link to a heading by."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def command(name: str) -> str:

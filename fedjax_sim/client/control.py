@@ -112,7 +112,7 @@ class budgeted(Wrapper):
 
     .. math:: \tau^* = \arg\min_{1 \le \tau \le \min(10 \tau_{last}, \tau_{max})}
               \frac{1 + \sqrt{1 + 4 T^2 \varphi \rho\, \eta\, h(\tau) / \tau}}{2 T \eta \varphi}
-              + \rho\, h(\tau), \qquad T = \frac{(R - b - c)\,\tau}{c\,\tau + b}, \\
+              + \rho\, h(\tau), \qquad T = \frac{(R - b - c)\,\tau}{c\,\tau + b}, \qquad
               h(\tau) = \tfrac\delta\beta \bigl((\eta\beta + 1)^\tau - 1\bigr) - \eta\,\delta\,\tau
 
     At every visit clients measure, between the received model w and the model w_k at the end of

@@ -31,7 +31,7 @@ th, td { padding: 0.25rem 0.5rem; text-align: right; vertical-align: top; white-
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 th:first-child, td:first-child { padding-left: 0.25rem; white-space: normal; min-width: 8rem; }
 .said { white-space: normal; }
-.words td { white-space: normal; overflow-wrap: anywhere; }
+.words td { white-space: normal; } .words td:last-child { overflow-wrap: anywhere; }
 thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weight: 500; }
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1.25rem 0; break-inside: avoid; }
