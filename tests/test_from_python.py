@@ -220,6 +220,8 @@ def test_results_by_column_are_a_table_of_methods_by_columns(
     assert "*: the best of a column" in repr(found)
     found.save(tmp_path / "report")
     assert (tmp_path / "report" / "wide.tex").read_text() == found.to_latex()
+    with pytest.raises(ValueError, match=r"^score must be one of accuracy, f1, got 'mse'"):
+        fs.compare(results, score="mse")
     first = {NAMES[0]: results[NAMES[0]]}
     for wrong, message in (
         ({"a": first | {"x": half[NAMES[1]]}}, "^column 'a': .* another seeds .* in a column of"),
@@ -249,6 +251,7 @@ def test_a_table_of_a_paper_is_the_same_from_a_file_and_from_python(
         "seeds": 2,
         "rounds": 3,
         "model": "logistic",
+        "score": "f1",
     }
     Path("paper.toml").write_text(
         'table = { columns = "partition" }\n[run]\n'
@@ -264,7 +267,7 @@ def test_a_table_of_a_paper_is_the_same_from_a_file_and_from_python(
         )
         for partition in ("natural", "dirichlet(0.5)")
     }  # fmt: skip
-    table = fs.compare(results).to_latex()
+    table = fs.compare(results, score="f1").to_latex()
     assert table == Path("study", "table.tex").read_text()
     assert re.findall(r"^\w+(?= &)", table, re.MULTILINE) == ["method", "fedavg", "fedprox"]
 

@@ -106,7 +106,10 @@ class _Part(NamedTuple):
 
 
 def compare(
-    results: Mapping[str, Result] | Mapping[str, Mapping[str, Result]], baseline: str | None = None
+    results: Mapping[str, Result] | Mapping[str, Mapping[str, Result]],
+    baseline: str | None = None,
+    *,
+    score: str | None = None,
 ) -> Comparison:
     """Compares results as ``python -m fedjax_sim.report`` compares run folders.
 
@@ -121,13 +124,15 @@ def compare(
         results: results by the names of their methods; or, by the title of each column, such
             results, all of the same seeds, clients and task.
         baseline: name of the method that the others are compared with; None: the first.
+        score: the score of the table, which also selects settings, such as ``"f1"``; None: the
+            task's.
 
     Returns:
         The comparison, which notebooks show as a table.
 
     Raises:
         ValueError: if the results of a column differ in their seeds, clients or task, or none has
-            the baseline's name.
+            the baseline's name, or there is no such score.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -153,7 +158,7 @@ def compare(
         folders = []
         for i, (name, column, part) in enumerate(parts):
             path = Path(place) / str(i) / quote(name, safe=" (),=+")[:200]
-            folder, summary = write_records(path, part, dataset=None, partition=column)
+            folder, summary = write_records(path, part, dataset=None, partition=column, score=score)
             try:
                 folder.write_summary(summary, part)
             finally:
