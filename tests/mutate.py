@@ -1479,6 +1479,7 @@ MUTANTS = [
         STUDY,
     ),
     Mutant("cli/studies/plan.py", "len(texts) > 1 and", "False and", STUDY),
+    Mutant("cli/studies/plan.py", "(len(self.rows) - 1) * len", "len", STUDY),
     Mutant("cli/studies/plan.py", "if value == default else", "if value else", STUDY),
     # folders
     Mutant("cli/running.py", "rounds != config.experiment.rounds or ", "", FOLDERS),
@@ -1515,6 +1516,12 @@ MUTANTS = [
         "cli/comparing.py",
         "grouped(reading.trials, baseline,",
         "grouped(reading.trials, None,",
+        FROM_PYTHON,
+    ),
+    Mutant(
+        "cli/comparing.py",
+        "if self.wide:\n            rows",
+        "if False:\n            rows",
         FROM_PYTHON,
     ),
     Mutant("cli/calling.py", "name if value else", "name if name else", FROM_PYTHON),

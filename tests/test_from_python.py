@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from matplotlib.colors import to_rgb
 from scipy import stats
 
 import fedjax_sim as fs
-from fedjax_sim import bench
+from fedjax_sim import bench, study
 from fedjax_sim.cli.reporting.command import main as report
 
 SETTINGS: dict[str, Any] = {
@@ -217,6 +218,76 @@ def test_results_of_other_clients_are_not_compared(
     ):
         with pytest.raises(ValueError, match=message):
             fs.compare(wrong)  # type: ignore[arg-type]
+
+
+def test_results_by_column_are_a_table_of_methods_by_columns(
+    results: dict[str, fs.Result], tmp_path: Path
+) -> None:
+    """Of a method with several settings, the row is the best one only if samples validate it."""
+    half = {name: result.of_runs(slice(0, 2)) for name, result in results.items()}
+    found = fs.compare({"all": results, "2": half}, baseline=NAMES[1])
+    table = found.to_pandas().set_index("method")
+    for name, result in results.items():
+        last = result.accuracy[-1]
+        wanted = [last.mean(), last.std(), last[:2].mean(), last[:2].std()]
+        columns = ["all mean", "all std", "2 mean", "2 std"]
+        np.testing.assert_allclose(table.loc[name, columns].astype(float), wanted)
+    assert table["all p, Holm"].isna().tolist() == [False, True, False]
+    assert r"\textbf" in found.to_latex()
+    assert "<strong>" in found._repr_html_()
+    assert "*: the best of a column" in repr(found)
+    found.save(tmp_path / "report")
+    assert (tmp_path / "report" / "wide.tex").read_text() == found.to_latex()
+    with pytest.raises(ValueError, match=r"^score must be one of accuracy, f1, got 'mse'"):
+        fs.compare(results, score="mse")
+    first = {NAMES[0]: results[NAMES[0]]}
+    for wrong, message in (
+        ({"a": first | {"x": half[NAMES[1]]}}, "^column 'a': .* another seeds .* in a column of"),
+        ({"a": first, "b": results[NAMES[0]]}, "^column 'b': results must be results by name"),
+        ({0.1: first}, "^results must have texts for columns, got 0.1: use '0.1'"),
+        ({"a": first, "b": {}}, "^column 'b': results must be results by name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fs.compare(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_table_of_a_paper_is_the_same_from_a_file_and_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of one file at natural and other clients, tuned on validation samples."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    y, owner = rng.integers(3, size=480), rng.integers(8, size=480)
+    x = np.column_stack([y + rng.normal(size=480), y % 2 + rng.normal(size=480), y, owner])
+    np.savetxt("rows.csv", x, "%g", ",", header="a,b,label,client", comments="")
+    lr = "lr=0.01|0.1"
+    shared: dict[str, Any] = {
+        "dataset": "csv:rows.csv,label=label,client=client",
+        "split": "holdout",
+        "validation": 0.1,
+        "seeds": 2,
+        "rounds": 3,
+        "model": "logistic",
+        "score": "f1",
+    }
+    Path("paper.toml").write_text(
+        'table = { columns = "partition" }\n[run]\n'
+        + "\n".join(f"{key} = {json.dumps(value)}" for key, value in shared.items())
+        + '\n[grid]\npartition = ["natural", "dirichlet(0.5)"]\n'
+        + f'[methods]\nfedavg = "fedavg({lr})"\nfedprox = "fedprox(mu=1, {lr})"\n'
+    )
+    assert study.main(["paper.toml", "--out", "study", "--no-cache", "--devices", "1"]) == 0
+    results = {
+        partition: fs.run_experiment(
+            f"fedavg({lr})", compare=f"fedprox(mu=1, {lr})", partition=partition,
+            cache=False, devices=1, **shared,
+        )
+        for partition in ("natural", "dirichlet(0.5)")
+    }  # fmt: skip
+    table = fs.compare(results, score="f1").to_latex()
+    assert table == Path("study", "table.tex").read_text()
+    assert re.findall(r"^\w+(?= &)", table, re.MULTILINE) == ["method", "fedavg", "fedprox"]
 
 
 def test_runs_of_one_seed_are_its_folds(results: dict[str, fs.Result], tmp_path: Path) -> None:

@@ -348,6 +348,27 @@ def test_a_dry_run_tells_the_commands_and_runs_none(
     assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
 
 
+def test_too_few_seeds_for_a_test_are_told_before_anything_runs(tmp_path: Path) -> None:
+    """Holm's correction multiplies the smallest p-value by the comparisons of a wide table."""
+
+    def plan(seeds: int, table: str = 'table = {columns = "partition"}', more: str = "") -> str:
+        text = f"""
+        {table}
+        methods = ["fedavg", "fedprox", "scaffold", "moon"]
+        [run]
+        seeds = {seeds}
+        {more}
+        [grid]
+        partition = ["ll(2)", "iid", "shards"]
+        """
+        return str(read_study(written(tmp_path, text)))
+
+    assert plan(8).endswith("with 8 seeds: Wilcoxon's test needs 9 for 9 comparisons")
+    assert plan(5, "").endswith("with 5 seeds: Wilcoxon's test needs 6 for 1 comparison")
+    for told in (plan(9), plan(6, ""), plan(2, more='split = "clients"')):
+        assert "\n" not in told
+
+
 def test_settings_that_go_together(tmp_path: Path) -> None:
     text = """
     methods = ["fedavg"]

@@ -31,6 +31,7 @@ def save_run(
     *,
     dataset: str | None = None,
     partition: str | None = None,
+    score: str | None = None,
 ) -> None:
     """Saves results as a run folder, as the command writes it.
 
@@ -43,9 +44,11 @@ def save_run(
         results: results by the names of their methods, all of the same seeds, clients and task.
         dataset: name of the data set; None: a fingerprint of its targets.
         partition: name of the partition; None: "own partition".
+        score: the score of tables and of the choice among settings; None: the task's.
 
     Raises:
-        ValueError: if the folder is not empty, or the results cannot share a folder.
+        ValueError: if the folder is not empty, the results cannot share a folder, or their task
+            has no such score.
         OSError: if a file cannot be written.
 
     Example:
@@ -60,7 +63,9 @@ def save_run(
         >>> run.algorithms, len(run.to_pandas()), run.variables("FedAvg")
         (('FedAvg',), 4, Variables(params=<2 arrays, 1,300 numbers>))
     """
-    target, summary = write_records(Path(folder), results, dataset=dataset, partition=partition)
+    target, summary = write_records(
+        Path(folder), results, dataset=dataset, partition=partition, score=score
+    )
     try:
         for name, result in results.items():
             if result.variables is not None:
@@ -68,13 +73,18 @@ def save_run(
                 write_server_model(checkpoints_in(target.path, name), ends, result.variables)
         target.write_summary(summary, results)
         first = next(iter(results.values()))
-        target.draw_results(summary, results, first.task.score, dataset or "")
+        target.draw_results(summary, results, score or first.task.score, dataset or "")
     finally:
         target.close()
 
 
 def write_records(
-    path: Path, results: Mapping[str, Result], *, dataset: str | None, partition: str | None
+    path: Path,
+    results: Mapping[str, Result],
+    *,
+    dataset: str | None,
+    partition: str | None,
+    score: str | None,
 ) -> tuple[RunFolder, dict[str, Any]]:
     """Writes the settings and the records of results.
 
@@ -83,7 +93,11 @@ def write_records(
     """
     check_named(results)
     check_alike(results)
-    settings = settings_of(results, dataset, partition)
+    task = next(iter(results.values())).task
+    score = task.score if score is None else score
+    if score not in task.metrics:
+        raise ValueError(f"score must be one of {', '.join(task.metrics)}, got {score!r}")
+    settings = settings_of(results, dataset, partition, score)
     try:
         target = RunFolder(path, settings)
     except ValueError as error:
@@ -94,7 +108,7 @@ def write_records(
             names: list[tuple[str, ...]] = [()] * len(origin.seeds)
             for evaluation in result.evaluations:
                 target.log(name, evaluation, origin.runs, tables, result.task, names)
-        summary = {name: summary_of(result) for name, result in results.items()}
+        summary = {name: summary_of(result, score) for name, result in results.items()}
     except BaseException:
         target.close()
         raise
@@ -137,7 +151,7 @@ def check_alike(results: Mapping[str, Result]) -> None:
 
 
 def settings_of(
-    results: Mapping[str, Result], dataset: str | None, partition: str | None
+    results: Mapping[str, Result], dataset: str | None, partition: str | None, score: str
 ) -> dict[str, Any]:
     """Returns the settings of results, for ``config.json``."""
     first, *others = results
@@ -162,8 +176,8 @@ def settings_of(
         "test_fraction": None,
         "standardise": None,
         "task": repr(task),
-        "score": task.score,
-        "metric": task.metrics[task.score]._asdict(),
+        "score": score,
+        "metric": task.metrics[score]._asdict(),
         "programs": [[name] for name in results],
         "partitions": [sampler] * len(hashes),
         "partition_hashes": hashes,
@@ -172,14 +186,14 @@ def settings_of(
     }
 
 
-def summary_of(result: Result) -> dict[str, Any]:
+def summary_of(result: Result, score: str) -> dict[str, Any]:
     """Returns the entry of a result in ``summary.json``, as far as it does not need a command."""
     origin, task = result.provenance, result.task
     models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
     skew = [emd(table) for table in origin.tables(task)] if task.classes is not None else []
     summary = measurements(
         result,
-        score=task.score,
+        score=score,
         seeds=len({*origin.seeds}),
         fedavg_bytes=models * result.model_bytes,
         clients=origin.start.shape[-1] - 1,

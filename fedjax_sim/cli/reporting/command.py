@@ -14,14 +14,12 @@ from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.loading import SavedRun
-from fedjax_sim.cli.reporting.compare import Group, grouped, tuned
-from fedjax_sim.cli.reporting.contents import sections, titles
+from fedjax_sim.cli.reporting.compare import Group, grouped
+from fedjax_sim.cli.reporting.contents import sections, summaries
 from fedjax_sim.cli.reporting.folders import is_readable
-from fedjax_sim.cli.reporting.formats import comma_separated, latex, latex_of, measurements
+from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, read
-from fedjax_sim.cli.reporting.statistics import spread
-from fedjax_sim.cli.reporting.tables import scores
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
@@ -147,12 +145,10 @@ def write(
     with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
         folder = Path(aside)
         title, found = _title(reading), sections(reading, groups, tables, folder)
-        parts = [scores(tuned(group) or group, with_differences=True) for group in groups]
-        note = spread(trial.runs for trial in reading.trials)
         texts = {
             "report.html": html(title, found, folder),
             "report.md": text(title, found),
-            "table.tex": latex(dict(zip(titles(groups), parts, strict=True)), note),
+            "table.tex": latex_of(summaries(reading, groups)),
             "table.csv": comma_separated([row for group in groups for row in measurements(group)]),
         }
         if tables:

@@ -17,6 +17,7 @@ from fedjax_sim.cli.reporting.compare import (
     over_runs,
     tuned,
 )
+from fedjax_sim.cli.reporting.formats import BOLD
 from fedjax_sim.cli.reporting.pictures import (
     Drawn,
     Styles,
@@ -114,6 +115,13 @@ def titles(groups: Sequence[Group]) -> list[str]:
     """Returns the titles of the chapters, with their scores if these differ."""
     scored = len({group.problem.score for group in groups}) > 1
     return [group.problem.title(scored=scored) for group in groups]
+
+
+def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Table, str]]:
+    """Returns a table for each group, the best settings of its methods, with title and note."""
+    note = f"{spread(trial.runs for trial in reading.trials)} {BOLD}"
+    tables = [scores(tuned(group) or group, with_differences=True) for group in groups]
+    return [(title, table, note) for title, table in zip(titles(groups), tables, strict=True)]
 
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,13 @@ def html(title: str, sections: Sequence[Section], folder: Path) -> str:
     page.append(body)
     ET.indent(page)
     return "<!DOCTYPE html>\n" + ET.tostring(page, encoding="unicode", method="html") + "\n"
+
+
+def fragment(items: Iterable[str | Table]) -> str:
+    """Writes paragraphs and tables as HTML, for a notebook."""
+    return "".join(
+        ET.tostring(_item(item, Path()), encoding="unicode", method="html") for item in items
+    )
 
 
 def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Element:

@@ -19,6 +19,7 @@ from fedjax_sim.cli.config import GROUPS, Config
 from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.reporting.statistics import LEVEL
 from fedjax_sim.cli.written import written
 
 MOST_CELLS = 10_000
@@ -82,7 +83,23 @@ class Study(NamedTuple):
         runs = sum(_runs(cell.config) * len(cell.config.algorithms) for cell in self.cells)
         return (
             f"{counted(len(self.rows), 'method')} with {counted(settings, 'setting')}, "
-            f"{counted(len(self.cells), 'cell')}: {counted(runs, 'run')}"
+            f"{counted(len(self.cells), 'cell')}: {counted(runs, 'run')}{self._few()}"
+        )
+
+    def _few(self) -> str:
+        """Returns a line if so few seeds cannot make a difference significant; else nothing."""
+        seeds = min(len(cell.config.experiment.seeds) for cell in self.cells)
+        several = len(self.rows) > 1 and all(c.config.scores.folds is None for c in self.cells)
+        tests = 1
+        if self.across is not None:
+            columns = {repr(cell.settings.get(self.across)) for cell in self.cells}
+            tests = (len(self.rows) - 1) * len(columns)
+        needed = next(n for n in itertools.count(2) if tests * 2.0 ** (1 - n) < LEVEL)
+        if not several or seeds >= needed:
+            return ""
+        return (
+            f"\nno difference can be significant with {counted(seeds, 'seed')}: Wilcoxon's test "
+            f"needs {needed} for {counted(tests, 'comparison')}"
         )
 
 
