@@ -1667,6 +1667,7 @@ STREAMS = {
     "Client": {
         "EPOCH": 0,
         "TURN": 2**30,
+        "FIRST_VISIT": 2**31 - 9,
         "FINAL_LOSS": 2**31 - 8,
         "AGREEMENT": 2**31 - 7,
         "TICKET": 2**31 - 6,
@@ -1678,7 +1679,13 @@ STREAMS = {
     },
     "Device": {"COMPUTE": 0, "UP": 1, "DOWN": 2},
     "Epoch": {"STEP": 1},
-    "Step": {"TRANSFORM": 1, "LAYER": 2**31 - 3, "ADAPTATION": 2**31 - 2, "NOISE": 2**31 - 1},
+    "Step": {
+        "TRANSFORM": 1,
+        "ROUNDING": 2**31 - 4,
+        "LAYER": 2**31 - 3,
+        "ADAPTATION": 2**31 - 2,
+        "NOISE": 2**31 - 1,
+    },
 }
 
 
