@@ -13,14 +13,7 @@ from urllib.parse import quote
 from fedjax_sim.cli.reporting.command import SETTING, own_files, write
 from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import summaries
-from fedjax_sim.cli.reporting.formats import (
-    BOLD,
-    STARS,
-    comma_separated,
-    latex_of,
-    measurements,
-    terminal,
-)
+from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements, terminal
 from fedjax_sim.cli.reporting.page import fragment
 from fedjax_sim.cli.reporting.read import Reading, read
 from fedjax_sim.cli.reporting.tables import Table
@@ -49,11 +42,7 @@ class Comparison:
     wide: list[Wide]
 
     def __repr__(self) -> str:
-        tables = (
-            f"{title}\n{terminal(table)}\n{note.replace(BOLD, STARS)}"
-            for title, table, note in self._tables()
-        )
-        return "\n\n".join(text.strip() for text in tables)
+        return "\n\n".join(terminal(*one) for one in self._tables())
 
     def _repr_html_(self) -> str:
         return fragment(item for parts in self._tables() for item in parts if item)

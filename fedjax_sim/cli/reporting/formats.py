@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,11 @@ def _marked(cell: str, text: str, marks: Mapping[Any, str]) -> str:
     return marks.get(type(cell), "{}").format(text)
 
 
-def terminal(table: Table) -> str:
-    """Writes a table for the terminal, see :data:`STARS`."""
+def terminal(title: str, table: Table, note: str) -> str:
+    """Writes a table for the terminal, with its title and its note; see :data:`STARS`."""
     rows = [[_marked(cell, cell, TERMINAL) for cell in row] for row in table.rows]
-    return aligned([table.head, *rows])
+    words = textwrap.fill(note.replace(BOLD, STARS), 100)
+    return "\n\n".join(filter(None, [title, aligned([table.head, *rows]), words]))
 
 
 def markdown(table: Table) -> str:
@@ -89,7 +91,7 @@ def latex(parts: Mapping[str, Table], note: str) -> str:
     head = first.head
     lines = [
         r"% \usepackage{booktabs}",
-        f"% {' '.join(note.split())}",
+        *textwrap.wrap(note, 100, initial_indent="% ", subsequent_indent="% "),
         rf"\begin{{tabular}}{{l{('l' if first.words else 'r') * (len(head) - 1)}}}",
         r"\toprule",
         " & ".join(escaped(title) for title in head) + r" \\",

@@ -17,7 +17,6 @@ from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.report import with_std
 from fedjax_sim.cli.reporting.formats import (
     BOLD,
-    STARS,
     comma_separated,
     latex_of,
     markdown,
@@ -148,9 +147,7 @@ def write_results(study: plan.Study, rows: Sequence[Row], folder: Path) -> str:
     pages = ([plain(title), markdown(found), plain(note)] for title, found, note in made)
     write_text(folder / "table.md", _paragraphs(pages) + "\n")
     write_text(folder / "table.tex", latex_of(made))
-    return _paragraphs(
-        [title, terminal(found), note.replace(BOLD, STARS)] for title, found, note in made
-    )
+    return "\n\n".join(terminal(*one) for one in made)
 
 
 def _paragraphs(parts: Iterable[Iterable[str]]) -> str:
