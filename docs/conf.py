@@ -59,6 +59,7 @@ nb_execution_mode = "off"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables too
 nb_output_stderr = "remove"  # warnings of the machine that builds
 
 napoleon_custom_sections = [("Attributes", "params_style")]  # a list, like Args

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show_plan(study)
             return 0
         claim = _open(study, asked)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
     on = f"go on with: {to_go_on(PROGRAM, claim.path)}"

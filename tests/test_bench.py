@@ -878,9 +878,13 @@ ENTRY = [sys.executable, "-m", "fedjax_sim.bench"]
 
 
 @pytest.mark.slow
-def test_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize("command", ["bench --list", "study study.toml --dry-run"])
+def test_reader_that_goes_away_is_no_error(command: str, tmp_path: Path) -> None:
+    text = 'methods = {one = "fedavg"}\n[run]\ndataset = "digits"\n'
+    (tmp_path / "study.toml").write_text(text, encoding="utf-8")
     pipe = subprocess.PIPE
-    with subprocess.Popen([*ENTRY, "--list"], text=True, stdout=pipe, stderr=pipe) as process:
+    argv = [sys.executable, "-m", *f"fedjax_sim.{command}".split()]
+    with subprocess.Popen(argv, text=True, stdout=pipe, stderr=pipe, cwd=tmp_path) as process:
         known(process.stdout).close()
         assert known(process.stderr).read() == ""
     assert process.returncode == 141
