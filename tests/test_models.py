@@ -301,10 +301,11 @@ def test_recurrence_gradient(steps: int, batch: int, units: int) -> None:
 def test_recurrence_unrolls_on_gpus_alone() -> None:
     """23 steps: one in a loop's body, or ten there and the three that are left after it."""
     traced = jax.jit(recurrence).trace(jnp.ones((23, 2, 12)), jnp.ones((3, 12)))
-    steps = [
-        traced.lower(lowering_platforms=(platform,)).as_text().count("call @closed_call")
-        for platform in ("cpu", "tpu", "cuda")
-    ]
+    steps = []
+    for platform in ("cpu", "tpu", "cuda"):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        # Newer JAX calls a step, older writes its product out.
+        steps.append(max(text.count("call @closed_call"), text.count("stablehlo.dot_general")))
     assert steps == [1, 1, 13]
 
 
