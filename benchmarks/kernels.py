@@ -51,7 +51,7 @@ class Step(NamedTuple):
 
     Attributes:
         kernels: launches.
-        library: those that are calls of cuBLAS and cuDNN.
+        library: how many of them are calls of cuBLAS and cuDNN.
         mb: MB read and written.
         known: whether the loop over steps has an end that XLA knows.
     """
@@ -96,7 +96,7 @@ class Program:
         return Step(kernels, library, size / 1e6, bool(_TRIPS.search(loop.rest)))
 
     def _inside(self, name: str) -> Iterator[Instruction]:
-        """Yields the instructions of a computation and of those that it runs."""
+        """Yields the instructions of a computation and of the ones that it runs."""
         for i in self.computations[name]:
             yield i
             for called in _called(i) if _runs(i) else ():

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import Federation, assert_trees, known
-from test_validation import domains, flat, rows_of_clients
+from test_validation import domains, flags_of_domains, flat, rows_of_clients
 
 import fedjax_sim as fs
 from fedjax_sim import bench
@@ -249,14 +249,7 @@ def test_nobody_adapts_on_what_is_scored_or_trains(named: bool, standardise: Any
 @pytest.fixture(scope="module")
 def domain_flags(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The flags of a file of four domains, of which two train."""
-    dataset, _ = domains()
-    owners = [dataset.client_names[k] for k in known(dataset.train_client)]
-    columns = zip(dataset.train_x.tolist(), dataset.train_y, owners, strict=True)
-    lines = [f"{','.join(map(str, x))},c{y},{owner}" for x, y, owner in columns]
-    path = tmp_path_factory.mktemp("domains") / "domains.csv"
-    path.write_text("\n".join(["a,b,c,label,domain", *lines]) + "\n")
-    argv = ["--dataset", f"csv:{path},label=label,client=domain", "--rounds", "2", "--seeds", "2"]
-    return [*argv, "--devices", "1"]
+    return flags_of_domains(tmp_path_factory.mktemp("domains"))
 
 
 REFUSED: dict[str, str] = {

@@ -226,17 +226,23 @@ NO_CLIENT: dict[str, str] = {
 }
 
 
-@pytest.fixture(scope="module")
-def table_of_domains(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags of a file with them."""
+def flags_of_domains(folder: Path) -> list[str]:
+    """The flags of a short run on a file with them."""
     dataset, _ = domains()
     owners = [dataset.client_names[k] for k in known(dataset.train_client)]
     columns = zip(dataset.train_x.tolist(), dataset.train_y, owners, strict=True)
     lines = [f"{','.join(map(str, x))},c{y},{owner}" for x, y, owner in columns]
-    path = tmp_path_factory.mktemp("domains") / "domains.csv"
+    path = folder / "domains.csv"
     path.write_text("\n".join(["a,b,c,label,domain", *lines]) + "\n")
-    argv = ["--dataset", f"csv:{path},label=label,client=domain", "--split", "clients"]
-    return [*argv, "--rounds", "2", "--seeds", "2", "--devices", "1", "--compare", "none"]
+    argv = ["--dataset", f"csv:{path},label=label,client=domain", "--rounds", "2", "--seeds", "2"]
+    return [*argv, "--devices", "1"]
+
+
+@pytest.fixture(scope="module")
+def table_of_domains(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The flags of a file with them, split by client and without a comparison."""
+    flags = flags_of_domains(tmp_path_factory.mktemp("domains"))
+    return [*flags, "--split", "clients", "--compare", "none"]
 
 
 @pytest.mark.parametrize("flags", NO_CLIENT)
