@@ -897,11 +897,13 @@ MUTANTS = [
     ),
     Mutant(
         "round/traffic.py",
-        "data.clients * tree.num_bytes(frozen(parts, variables))",
+        "data.clients * tree.num_bytes(constant(parts, variables))",
         "0",
         tests("exchange"),
     ),
     Mutant("models/wrappers.py", "else alpha / rank", "else alpha", tests("lora")),
+    Mutant("server/low_rank.py", "product - after[0] @ after[1]", "product", tests("lora")),
+    Mutant("round/exchanging.py", "a or b, sent, moved", "a, sent, moved", tests("lora")),
     Mutant("models/wrappers.py", "min(cuts, key=sum)", "cuts[-1]", tests("lora")),
     Mutant("models/wrappers.py", "stream(key, Weights.ADAPTER, number)", "key", tests("lora")),
     Mutant("models/wrappers.py", "_chosen(choose, trunk)", "()", tests("lora")),
@@ -1168,7 +1170,7 @@ MUTANTS = [
     # weights in files, adapters at the command
     Mutant("models/weights.py", "path_of(entries[1:]): leaf", "path_of(entries): leaf", LORA),
     Mutant("models/weights.py", "given.shape != leaf.shape", "given.size != leaf.size", LORA),
-    Mutant("cli/adapting.py", "alpha=weights.lora_alpha", "alpha=None", LORA),
+    Mutant("cli/adapting.py", "weights.lora, alpha=weights.lora_alpha", "weights.lora", LORA),
     Mutant("cli/adapting.py", '("B",), (), ("trunk", "A")', '("B",), (), ("trunk",)', LORA),
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
     Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),

@@ -24,20 +24,26 @@ ONE = fs.make_execution(devices=1)
 
 
 class Method(NamedTuple):
-    """Which parts train, stay and are frozen; numbers that travel, and once before."""
+    """Which parts train, stay and are frozen; numbers sent up, down, once before; the server."""
 
     trained: tuple[str, ...]
     own: tuple[str, ...]
     frozen: tuple[str, ...]
-    travels: int
+    up: int
+    down: int
     once: int
+    server: fs.base.Server = fs.server.replace()
 
 
-A, B, TRUNK = 6 * 2 + 5 * 2, 2 * 5 + 2 * 3, 6 * 5 + 5 + 5 * 3 + 3
+A, B, W, BIASES = 6 * 2 + 5 * 2, 2 * 5 + 2 * 3, 6 * 5 + 5 * 3, 5 + 3
+FEDEX = fs.server.exact_lora(alpha=RANK * FACTOR)
+FLORA = fs.server.exact_lora(restart=True, alpha=RANK * FACTOR)
 METHODS = {
-    "fedit": Method(("A", "B"), (), ("trunk",), A + B, TRUNK),
-    "ffa": Method(("B",), (), ("trunk", "A"), B, TRUNK + A),
-    "fedsa": Method(("A", "B"), ("B",), ("trunk",), A, TRUNK),
+    "fedit": Method(("A", "B"), (), ("trunk",), A + B, A + B, W + BIASES),
+    "ffa": Method(("B",), (), ("trunk", "A"), B, B, W + BIASES + A),
+    "fedsa": Method(("A", "B"), ("B",), ("trunk",), A, A, W + BIASES),
+    "fedex": Method(("A", "B"), (), ("trunk",), A + B, A + B + W, BIASES, FEDEX),
+    "flora": Method(("A", "B"), (), ("trunk",), A + B, A + B + W, BIASES, FLORA),
 }
 
 
@@ -66,7 +72,9 @@ def composed(model: fs.Model, name: str) -> fs.Algorithm:
     return (
         fs.fedavg(local, clients_per_round=COHORT)
         .on(ONE)
-        .replace(exchange=fs.exchange.split(own=own, frozen=named(*method.frozen)))
+        .replace(
+            exchange=fs.exchange.split(own=own, frozen=named(*method.frozen)), server=method.server
+        )
     )
 
 
@@ -112,21 +120,40 @@ def test_whole_runs_are_those_of_the_oracle(
     visited = set()
     for state, metrics in zip(out.states, out.metrics, strict=True):
         total = {part: [np.zeros_like(w) for w in server[part]] for part in "AB"}
+        products = [np.zeros_like(w) for w in trunk[::2]]
         samples = 0
         for k in map(int, metrics.client):
             rows = data.index[data.start[k] : data.start[k + 1]]
             mine = descended(trunk, server | own[k], data.x[rows], data.y[rows], method.trained)
             own[k] = {part: mine[part] for part in method.own}
             total = {part: plus(total[part], mine[part], len(rows)) for part in total}
+            products = plus(
+                products, [a @ b for a, b in zip(mine["A"], mine["B"], strict=True)], len(rows)
+            )
             samples += len(rows)
             visited.add(k)
         mean = {part: [w / samples for w in total[part]] for part in total}
         server = {part: server[part] if part in method.own else mean[part] for part in "AB"}
-        assert_trees(state.server.params["trunk"], start.params["trunk"])
-        assert_trees(parts_of(state.server)[1], server, rtol=1e-4, atol=1e-5)
+        found_trunk, found = parts_of(state.server)
+        if method.server is FLORA:  # any new A
+            bounds = [len(a) ** -0.5 for a in server["A"]]
+            for new, old, bound in zip(found["A"], server["A"], bounds, strict=True):
+                assert np.abs(new - old).max() > 0.1
+                assert np.abs(new).max() <= bound
+            server = {"A": found["A"], "B": [np.zeros_like(b) for b in server["B"]]}
+        if method.server in (FEDEX, FLORA):
+            for i, (a, b, product) in enumerate(zip(*server.values(), products, strict=True)):
+                trunk[2 * i] = trunk[2 * i] + FACTOR * (product / samples - a @ b)
+            assert_trees(found_trunk, trunk, rtol=1e-4, atol=1e-5)
+        else:
+            assert_trees(state.server.params["trunk"], start.params["trunk"])
+        assert_trees(found, server, rtol=1e-4, atol=1e-5)
     for part in "AB":  # each as far as a bug would move it
         moved = max(np.abs(a - b).max() for a, b in zip(server[part], first[part], strict=True))
-        assert (moved > 0.02) == (part in method.trained and part not in method.own)
+        moves = part in method.trained and part not in method.own
+        assert (moved > 0.02) == (moves and (method.server, part) != (FLORA, "B"))
+    moved = max(np.abs(a - b).max() for a, b in zip(trunk, parts_of(start)[0], strict=True))
+    assert (moved > 0.004) == (method.server in (FEDEX, FLORA)), moved
     assert COHORT < len(visited) < data.clients
     for k in range(data.clients if method.own else 0):
         kept = jax.tree.map(lambda a, k=k: a[k], out.states[-1].own)
@@ -141,8 +168,8 @@ def test_bytes_are_those_of_what_travels(
     algorithm, start = composed(adapted, name), adapted.init(jax.random.key(0))
     sizes = algorithm.traffic(start, federation.data)
     once = algorithm.setup_traffic(start, federation.data)
-    each = 4 * METHODS[name].travels
-    assert (sizes.upload, sizes.download, sizes.message, sizes.shared_state) == (each, each, 0, 0)
+    up, down = 4 * METHODS[name].up, 4 * METHODS[name].down
+    assert (sizes.upload, sizes.download, sizes.message, sizes.shared_state) == (up, down, 0, 0)
     assert (once.up, once.down) == (0, 8 * 4 * METHODS[name].once)
 
 
@@ -280,3 +307,27 @@ def test_what_cannot_be_adapted_is_refused(net: fs.Model) -> None:
     nothing = fs.models.lora(fs.models.fashion_cnn((8, 8, 1), 2), 1, named("batch_stats"))
     with pytest.raises(ValueError, match="leaves must choose weights of the model, got none"):
         jax.eval_shape(nothing.init, jax.random.key(0))
+
+
+def test_exact_products_need_a_frozen_trunk_and_no_other_server(
+    federation: Federation, net: fs.Model, adapted: fs.Model
+) -> None:
+    base = composed(adapted, "fedex")
+    for parts, message in (
+        ({"exchange": fs.exchange.everything()}, "server exact_lora(.*) needs a frozen trunk"),
+        ({"server": fs.server.chain(FEDEX)}, "needs to be the only server update"),
+        ({"aggregator": fs.aggregators.coordinate_median}, "needs the plain mean"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            base.replace(**parts)
+    alone = base.replace(exchange=fs.exchange.split(frozen=named("*bias")))
+    with pytest.raises(ValueError, match=r"must freeze what server exact_lora"):
+        play(alone, adapted, federation.data, 1)
+    frozen = base.replace(exchange=fs.exchange.split(frozen=named("*kernel")))
+    with pytest.raises(ValueError, match=r"exact_lora\(\) needs a model of fs.models.lora"):
+        play(
+            frozen.replace(local=fs.local_sgd(fs.empirical_risk(net), optax.sgd(LR))),
+            net,
+            federation.data,
+            1,
+        )

@@ -135,6 +135,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fedit": {"trained": ("A", "B"), "frozen": ("trunk",)},
     "ffa": {"trained": ("B",), "frozen": ("trunk", "A")},
     "fedsa": {"trained": ("A", "B"), "own": ("B",), "frozen": ("trunk",)},
+    "flora": {
+        "trained": ("A", "B"),
+        "frozen": ("trunk",),
+        "server": fs.server.exact_lora(True, alpha=6.0),
+    },
 }
 
 
@@ -159,7 +164,9 @@ def test_it_is_the_composition_in_python(variant: str) -> None:
     )
     own = named(*choice["own"]) if "own" in choice else None
     exchange = fs.exchange.split(own=own, frozen=named(*choice["frozen"]))
-    expected = fs.fedavg(local, clients_per_round=4).replace(exchange=exchange)
+    expected = fs.fedavg(local, clients_per_round=4).replace(
+        exchange=exchange, server=choice.get("server", fs.server.replace())
+    )
     assert repr(setup.algorithms["fedavg"]) == repr(expected)
     key, x = jax.random.key(5), jnp.asarray(digits.test_x[:9])
     start = setup.model.init(key)
@@ -218,6 +225,10 @@ def test_a_run_with_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
         (["fedavg", "--initial", "no.npz"], "--initial no.npz: there is no file no.npz"),
         (["fedavg", "--initial", "odd.npz"], "odd.npz must have the model's leaves: it lacks"),
         (["fedavg", "--lora", "2", "--l2", "0.1"], "--l2 is for models without --lora"),
+        (
+            ["fedadam", "--lora", "2", "--lora-variant", "fedex"],
+            "fedadam: --lora 2: --lora-variant fedex is for methods whose server only averages",
+        ),
         (["fedper", "--lora", "2"], "fedper: --lora 2 is for methods whose whole model travels"),
         (
             ["ifca", "--lora", "2"],

@@ -9,7 +9,7 @@ from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.client import Aggregator, SetupTrafficOf
 from fedjax_sim.base.cohort import Cohort, Gathered
 from fedjax_sim.base.data import ClientData, ClientView
-from fedjax_sim.base.model import Variables
+from fedjax_sim.base.model import Leaves, Variables
 from fedjax_sim.base.parts import Part
 from fedjax_sim.base.plan import Participation
 
@@ -185,6 +185,15 @@ class Server(Part):
 
     replaces = False
     """Whether the server model becomes the aggregate."""
+
+    @property
+    def moves(self) -> Leaves | None:
+        """Leaves that it changes although no client sends them; None: no leaf.
+
+        The exchange freezes them. Clients receive them in every round. They are None in the step
+        that the server is given, and are part of the step that it returns.
+        """
+        return None
 
     @property
     def dual(self) -> float | Array | None:

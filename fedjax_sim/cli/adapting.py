@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 
-from fedjax_sim.base import LocalUpdate, Model
+from fedjax_sim.base import LocalUpdate, Model, Server, shown
 from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.engine import tree
@@ -18,24 +20,28 @@ from fedjax_sim.models import load_weights, lora, starting_from, with_frozen
 from fedjax_sim.models.leaves import named
 from fedjax_sim.plan.exchange import split
 from fedjax_sim.round import Algorithm
+from fedjax_sim.server import exact_lora
 
 
 class _Variant(NamedTuple):
-    """What of an adapted model trains, stays with the clients and is frozen."""
+    """Which parts of an adapted model train, stay with the clients and are frozen; the server."""
 
     trained: tuple[str, ...]
     own: tuple[str, ...]
     frozen: tuple[str, ...]
+    server: Callable[..., Server] | None = None
 
 
 VARIANTS = {
     "fedit": _Variant(("A", "B"), (), ("trunk",)),
     "ffa": _Variant(("B",), (), ("trunk", "A")),
     "fedsa": _Variant(("A", "B"), ("B",), ("trunk",)),
+    "fedex": _Variant(("A", "B"), (), ("trunk",), exact_lora),
+    "flora": _Variant(("A", "B"), (), ("trunk",), functools.partial(exact_lora, True)),
 }
 
 
-Lora = Literal["fedit", "ffa", "fedsa"]
+Lora = Literal["fedit", "ffa", "fedsa", "fedex", "flora"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +79,9 @@ class Weights(Group):
     lora_variant: Lora | None = setting(
         None,
         "variant of --lora. fedit: A and B are trained and shared; ffa: A is fixed; fedsa: A "
-        "is shared, and each client keeps its own B",
+        "is shared, and each client keeps its own B; fedex: as fedit, but the server adds to the "
+        "model what A B of the means lacks; flora: the server adds the mean of A B to the model, "
+        "and each round begins with new adapters",
         shown="fedit",
     )
 
@@ -137,8 +145,16 @@ def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
         )
     variant = _variant(weights)
     own = named(*variant.own) if variant.own else None
+    parts: dict[str, Any] = {"exchange": split(own, named(*variant.frozen))}
     with naming(f"--lora {weights.lora}"):
-        return algorithm.replace(exchange=split(own, named(*variant.frozen)))
+        if variant.server is not None:
+            if not algorithm.parts.server.replaces:
+                raise ValueError(
+                    f"--lora-variant {weights.lora_variant} is for methods whose server only "
+                    f"averages, not for server {shown(algorithm.parts.server)}"
+                )
+            parts["server"] = variant.server(alpha=weights.lora_alpha)
+        return algorithm.replace(**parts)
 
 
 def told(weights: Weights, model: Model) -> str:

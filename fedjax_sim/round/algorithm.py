@@ -269,7 +269,7 @@ class Algorithm:
     ) -> PyTree:
         """Runs ``score(constants, variables, task)`` with personal models; returns ``[K, ...]``.
 
-        The models are those of other clients, which never trained, if ``adapt`` has samples.
+        With samples in ``adapt``, the models belong to other clients, which never trained.
         """
         received = self.evaluated(key, state, data)
         whose, new = (data, False) if adapt is None else (adapt, True)

@@ -22,7 +22,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
-from fedjax_sim.round.exchanging import fragments, returned, travels
+from fedjax_sim.round.exchanging import fragments, received, travels
 from fedjax_sim.round.parts import Parts
 
 CLIENTS = (
@@ -117,14 +117,15 @@ def absorb(
             taken, opt_state, shared = _server_moves(
                 parts, own_key, mean, opt_state, shared, gathered
             )
-        moved = returned(parts, tree.add(state.server, taken), state.server)
-        sent = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)
+        sent = received(parts, state.server)
+        moved = tree.filled(tree.only(sent, tree.add(state.server, taken)), state.server)
+        broadcast = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)
         new = state._replace(
             server=moved,
             server_samples=jnp.sum(jnp.where(counted, cohort.samples, 0)).astype(jnp.float32),
             opt_state=opt_state,
             shared_state=shared,
-            broadcast=sent,
+            broadcast=broadcast,
             preaggregation=after,
         )
         # An empty cohort (Poisson sampling may draw one) changes nothing.
@@ -170,7 +171,7 @@ def _server_moves(
         shared_state = parts.local.follow(shared_state, step, gathered)
     # A code or a norm of the server only applies to leaves that it changes.
     mask = travels(parts, server)
-    some = _part_of(mask, gathered)
+    some = _part_of(mask, gathered, received(parts, server))
     taken, opt_state = parts.server.update(
         key, tree.only(mask, step), some.cohort.server, opt_state, some
     )
@@ -178,11 +179,12 @@ def _server_moves(
     return tree.filled(taken, jax.tree.map(jnp.zeros_like, server)), opt_state, shared_state
 
 
-def _part_of(mask: PyTree, gathered: Gathered) -> Gathered:
-    """Selects some leaves of the gathered updates and models."""
+def _part_of(mask: PyTree, gathered: Gathered, models: PyTree | None = None) -> Gathered:
+    """Selects some leaves of the gathered updates, and these or ``models`` of the models."""
     cohort, updates = gathered.cohort, gathered.updates
+    kept = mask if models is None else models
     cohort = cohort._replace(
-        server=tree.only(mask, cohort.server), received=tree.only(mask, cohort.received)
+        server=tree.only(kept, cohort.server), received=tree.only(kept, cohort.received)
     )
     return gathered._replace(
         updates=tree.only(mask, updates) if isinstance(updates, Variables) else updates,

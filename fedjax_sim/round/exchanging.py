@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, PyTree, Variables
+from fedjax_sim.base import Array, PyTree, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.round.parts import Parts
 
@@ -32,6 +32,27 @@ def travelling(parts: Parts, variables: Variables) -> Variables:
     return out
 
 
+def received(parts: Parts, variables: Variables) -> PyTree:
+    """Returns whether each leaf is sent to clients: those that travel, and those the server moves.
+
+    Raises:
+        ValueError: if the server moves a leaf that is not frozen.
+    """
+    sent, (_, frozen), choose = (
+        travels(parts, variables),
+        _masks(parts, variables),
+        parts.server.moves,
+    )
+    if choose is None:
+        return sent
+    moved = choose(variables)
+    if any(jax.tree.leaves(jax.tree.map(lambda a, b: a and not b, moved, frozen))):
+        raise ValueError(
+            f"exchange {parts.exchange} must freeze what server {shown(parts.server)} moves"
+        )
+    return jax.tree.map(lambda a, b: a or b, sent, moved)
+
+
 def own(parts: Parts, variables: Variables) -> PyTree:
     """Returns the leaves that stay with a client; () if there are none."""
     if parts.exchange.own is None:
@@ -39,9 +60,10 @@ def own(parts: Parts, variables: Variables) -> PyTree:
     return tree.only(_masks(parts, variables)[0], variables)
 
 
-def frozen(parts: Parts, variables: Variables) -> PyTree:
-    """Returns the frozen leaves."""
-    return tree.only(_masks(parts, variables)[1], variables)
+def constant(parts: Parts, variables: Variables) -> PyTree:
+    """Returns the frozen leaves that the server does not move."""
+    frozen, sent = _masks(parts, variables)[1], received(parts, variables)
+    return tree.only(jax.tree.map(lambda a, b: a and not b, frozen, sent), variables)
 
 
 def with_own(mine: PyTree, received: Variables) -> Variables:

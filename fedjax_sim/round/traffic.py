@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
-from fedjax_sim.round.exchanging import fragments, frozen, travelling
+from fedjax_sim.round.exchanging import constant, fragments, received, travelling
 from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
@@ -104,7 +104,7 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
     """Returns the bytes of a download to a client with the server model of a mean time ago."""
-    variables = travelling(parts, variables)
+    variables = tree.only(received(parts, variables), variables)
     others = (
         parts.models_travel or parts.broadcast.offered is not None
     )  # not only the server's models
@@ -156,7 +156,7 @@ def setup_traffic(parts: Parts, variables: Variables, data: ClientData) -> Setup
     counts = [parts.local.setup_traffic, parts.selection.setup_traffic, parts.server.setup_traffic]
     counts += [part.setup_traffic for part in parts.preaggregation]
     sent = [count(variables, data) for count in counts if count is not None]
-    given = shared_bytes(data) + data.clients * tree.num_bytes(frozen(parts, variables))
+    given = shared_bytes(data) + data.clients * tree.num_bytes(constant(parts, variables))
     down = sum(s.down for s in sent) + given
     return SetupTraffic(sum(s.up for s in sent), down)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim.compression import compress_server
+from fedjax_sim.server.low_rank import exact_lora
 from fedjax_sim.server.root import distilled, train_beside, train_on_root
 from fedjax_sim.server.steps import dynamic, extrapolated, participation
 from fedjax_sim.server.update import (
@@ -18,6 +19,7 @@ __all__ = [
     "compress_server",
     "distilled",
     "dynamic",
+    "exact_lora",
     "extrapolated",
     "mix",
     "optimizer",
