@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -345,6 +346,44 @@ class CMFL(Fed):
         return super().step(updates, shares * present / max((shares * present).sum(), 1e-9))
 
 
+class HeteroFL(Fed):
+    """Clients train networks of their own width, which are cut out of the server's."""
+
+    def begin(self, initial: Layers) -> None:
+        self.rounds = 0
+        self.cuts: list[Layers] = []
+
+    def units(self, k: int, n: int) -> np.ndarray:
+        return np.arange(math.ceil(n / 2 ** (k % 3)))
+
+    def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        w1, b1, w2, b2 = self.server
+        some = self.units(k, len(b1))
+        narrow = [w1[:, some], b1[some], w2[some], b2]
+        for _ in range(STEPS):
+            narrow = plus(narrow, loss_and_gradient(narrow, x, y)[1], -LR)
+        whole, has = [w.copy() for w in self.server], zeros(self.server)
+        for a, m, w in zip(whole, has, narrow, strict=True):
+            place = (slice(None), some) if a is whole[0] else some if a is not whole[3] else ...
+            a[place], m[place] = w, 1
+        self.cuts.append(has)
+        return whole
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        total, count = zeros(self.server), zeros(self.server)
+        for update, has, share in zip(updates, self.cuts, shares, strict=True):
+            total, count = plus(total, update, share), plus(count, has, share)
+        self.cuts, self.rounds = [], self.rounds + 1
+        return [a / np.where(b > 0, b, 1) for a, b in zip(total, count, strict=True)]
+
+
+class FedRolex(HeteroFL):
+    """The units roll."""
+
+    def units(self, k: int, n: int) -> np.ndarray:
+        return (super().units(k, n) + self.rounds) % n
+
+
 Make = Callable[..., fs.Algorithm]
 METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "feddyn": ({"alpha": ALPHA}, FedDyn),
@@ -362,13 +401,15 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedcm": ({"alpha": ALPHA, "server_lr": 0.7}, FedCM),
     "mimelite": ({"beta": BETA}, MimeLite),
     "diloco": ({}, DiLoCo),
+    "heterofl": ({}, HeteroFL),
+    "fedrolex": ({}, FedRolex),
 }
 
 
 def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     name = name.partition(",")[0]
     method: Any = getattr(algorithms, name)
-    if name in ("moon", "fedntd", "fedgkd"):
+    if name in ("moon", "fedntd", "fedgkd", "heterofl", "fedrolex"):
         options["model"] = net
     if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam"):
         options["objective"] = fs.empirical_risk(net)
@@ -429,6 +470,8 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedcm": {"alpha": 1.0, "server_lr": 1.0},
     "mimelite": {"beta": 0.0},
     "cmfl": {"relevance": 0.0},
+    "heterofl": {"levels": 1},
+    "fedrolex": {"levels": 1},
 }
 EQUAL = ("fedlesam", "fedcm")
 """Methods in which clients count equally."""

@@ -94,6 +94,11 @@ def times(factor: float) -> Callable[[int], int]:
     return lambda size: round(factor * ROUNDS * COHORT * size)
 
 
+def narrow(size: int) -> int:
+    assert size == 4 * (75 * 8 + 10)
+    return ROUNDS * sum(4 * (75 * 8 // 2 ** (k % 3) + 10) for k in range(CLIENTS))
+
+
 def beside_statistics(factor: int) -> Callable[[int], int]:
     """So many models, of which only one has statistics."""
     return lambda size: ROUNDS * COHORT * (factor * size - (factor - 1) * STATISTICS)
@@ -219,6 +224,9 @@ METHODS: dict[str, Sent] = {
     "fedgkd": Sent({"buffer": 2}, down=times(2)),  # a teacher, of however many models
     "fedlc": Sent(),
     "fedrs": Sent(),
+    # All clients, whose 8 hidden units, or a half or a quarter, have 64 inputs and 10 outputs.
+    "heterofl": Sent({"clients_per_round": CLIENTS}, up=narrow, down=narrow),
+    "fedrolex": Sent({"clients_per_round": CLIENTS}, up=narrow, down=narrow),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
     # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
     "ccvr": Sent(

@@ -30,6 +30,7 @@ from fedjax_sim.algorithms._clustered import *
 from fedjax_sim.algorithms._personal import *
 from fedjax_sim.algorithms._adapted import *
 from fedjax_sim.algorithms._layers import *
+from fedjax_sim.algorithms._narrow import *
 from fedjax_sim.algorithms._knowledge import *
 from fedjax_sim.algorithms._selected import *
 from fedjax_sim.algorithms._balanced import *

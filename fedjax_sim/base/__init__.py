@@ -77,7 +77,7 @@ from fedjax_sim.base.ranges import (
     Share,
     Within,
 )
-from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, Slots, Traffic
+from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, SlotBytes, Slots, Traffic
 from fedjax_sim.base.sending import Sending, SendTogether, Sent
 from fedjax_sim.base.server import (
     Broadcast,
@@ -152,6 +152,7 @@ __all__ = [
     "SetupTraffic",
     "Share",
     "Shared",
+    "SlotBytes",
     "Slots",
     "Survey",
     "Train",

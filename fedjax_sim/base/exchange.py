@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from fedjax_sim.base.model import Leaves
+from typing import Protocol
+
+from fedjax_sim.base.arrays import Array, PyTree
+from fedjax_sim.base.model import Leaves, Variables
 from fedjax_sim.base.parts import Part
+
+
+class Coverage(Protocol):
+    """Chooses the entries of a model that a client has."""
+
+    def __call__(self, variables: Variables, client: Array, round: Array, /) -> PyTree:
+        """Returns bools that broadcast to each leaf.
+
+        Args:
+            variables: the model; only shapes are known.
+            client: ``int32[]``.
+            round: ``int32[]``.
+        """
 
 
 class Exchange(Part):
@@ -27,6 +43,15 @@ class Exchange(Part):
         client replaces its own fragment by the new one.
         """
         return ()
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """The entries that each client receives, trains and sends; None: all entries.
+
+        In the model that a client trains, the others are 0. The server averages each entry over the
+        clients that have it, and keeps the entries that nobody has.
+        """
+        return None
 
     nothing = False
     """Whether no leaf travels."""

@@ -147,6 +147,18 @@ class Traffic(NamedTuple):
     answer: int = 0
 
 
+class SlotBytes(NamedTuple):
+    """Bytes of the models that each slot's client sent and received in a round.
+
+    Attributes:
+        up: ``int32[S]``.
+        down: ``int32[S]``.
+    """
+
+    up: Array
+    down: Array
+
+
 class Metrics(NamedTuple):
     """What one round reports; sums over its slots.
 
@@ -167,6 +179,7 @@ class Metrics(NamedTuple):
         diagnostics: ``f32[]`` by name.
         time: the times of the clock; None without one.
         answers: ``int32[]``, clients that have answered before the draw; None if none is asked.
+        bytes: bytes of the models that clients sent and received; None if all models are whole.
     """
 
     loss: Array
@@ -183,6 +196,7 @@ class Metrics(NamedTuple):
     diagnostics: dict[str, Array]
     time: Elapsed | None = None
     answers: Array | None = None
+    bytes: SlotBytes | None = None
 
     def __repr__(self) -> str:
         return brief_fields(self)

@@ -104,6 +104,7 @@ WHOLE_MODEL = Need(
     lambda parts: (
         parts.exchange.own is None
         and parts.exchange.frozen is None
+        and parts.exchange.coverage is None
         and not parts.exchange.fragments
     ),
     "exchange=everything()",
@@ -113,6 +114,7 @@ ALL_TRAVELS = Need(
     "an exchange of all trained leaves in every round",
     lambda parts: (
         parts.exchange.own is None
+        and parts.exchange.coverage is None
         and not parts.exchange.fragments
         and (parts.exchange.frozen is None or parts.local.trained is not None)
     ),

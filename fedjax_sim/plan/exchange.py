@@ -14,8 +14,9 @@ from fedjax_sim.engine.needs import (
     PLAIN_SERVER,
     UNCHANGED,
 )
+from fedjax_sim.plan.widths import widths
 
-__all__ = ["everything", "fragments", "nothing", "split"]
+__all__ = ["everything", "fragments", "nothing", "split", "widths"]
 
 IN_TURN = (
     ONE_MODEL,

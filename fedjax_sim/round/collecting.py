@@ -22,7 +22,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
-from fedjax_sim.round.exchanging import fragments, received, travels
+from fedjax_sim.round.exchanging import fragments, over_covered, received, travels
 from fedjax_sim.round.parts import Parts
 
 CLIENTS = (
@@ -114,6 +114,7 @@ def absorb(
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
             mean = aggregate(parts, gathered) if step is None else step
+            mean = over_covered(parts, mean, gathered, state.round)
             taken, opt_state, shared = _server_moves(
                 parts, own_key, mean, opt_state, shared, gathered
             )

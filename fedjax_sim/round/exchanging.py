@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, PyTree, Variables, shown
+from fedjax_sim.base import Array, Gathered, PyTree, Variables, shown
 from fedjax_sim.engine import tree
 from fedjax_sim.round.parts import Parts
 
@@ -78,6 +78,51 @@ def returned(parts: Parts, trained: Variables, received: Variables) -> Variables
     """Returns a trained model whose leaves that do not travel are as received."""
     out: Variables = tree.filled(travelling(parts, trained), received)
     return out
+
+
+def covered(parts: Parts, model: PyTree, client: Array, round: Array) -> PyTree:
+    """Returns a model or an update with 0 in the entries that the client ``int32[]`` lacks."""
+    if parts.exchange.coverage is None:
+        return model
+    return jax.tree.map(
+        lambda a, has: jnp.where(has, a, jnp.zeros((), a.dtype)),
+        model,
+        parts.exchange.coverage(model, client, round),
+    )
+
+
+def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array) -> Variables:
+    """Averages each entry over the clients that have it, given the mean over all clients."""
+    coverage = parts.exchange.coverage
+    if coverage is None:
+        return mean
+    clients = gathered.cohort.client
+    has = jax.vmap(lambda client: coverage(mean, client, round))(clients)
+    share = tree.mean(jax.tree.map(lambda m: m.astype(jnp.float32), has), gathered.weights)
+    out: Variables = jax.tree.map(
+        lambda a, p: tree.in_dtype(jnp.where(p > 0, a / jnp.where(p > 0, p, 1), 0), a.dtype),
+        mean,
+        share,
+    )
+    return out
+
+
+def covered_bytes(parts: Parts, variables: Variables, clients: Array, round: Array) -> Array:
+    """Returns the bytes of the entries that each client ``int32[K]`` has, ``int32[K]``."""
+    coverage = parts.exchange.coverage
+    assert coverage is not None
+
+    def of(client: Array) -> Array:
+        def size(a: Array, has: Array) -> Array:
+            repeats = a.size // has.size * a.dtype.itemsize
+            return jnp.sum(has, dtype=jnp.int32) * repeats
+
+        return sum(
+            jax.tree.leaves(jax.tree.map(size, variables, coverage(variables, client, round))),
+            jnp.int32(0),
+        )
+
+    return jax.vmap(of)(clients)
 
 
 def fragments(parts: Parts, variables: Variables) -> list[PyTree]:

@@ -12,8 +12,8 @@ from fedjax_sim.base import Array, ClientData, ClientView, FedState, PyTree, Var
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.engine.streams import Client, Round, stream
+from fedjax_sim.round.exchanging import covered, with_own
 from fedjax_sim.round.exchanging import own as own_leaves
-from fedjax_sim.round.exchanging import with_own
 from fedjax_sim.round.parts import Parts
 
 
@@ -69,7 +69,7 @@ def score_own(
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         if adapt:
             client_state, mine = _first_visit(parts, key, received, client, shared)
-        used = with_own(mine, received)
+        used = covered(parts, with_own(mine, received), client.id, number)
         return score(constants, own_model(key, used, client, client_state), task)
 
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)

@@ -157,6 +157,7 @@ class Parts:
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)
         reads = self.server.reads_updates or self.broadcast.reads_updates or self.local.follow
         held = any(several) or bool(reads) or self.in_flight or self.aggregator is not tree.mean
+        held = held or self.exchange.coverage is not None
         return held or self.loses or self.asynchronous or self.selection.see is not None
 
     @property

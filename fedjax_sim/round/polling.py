@@ -72,8 +72,9 @@ def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outl
 
     def seconds(client: Array, uploads: Array | int = 1) -> Array:
         size = traffic.sizes(parts, state.server, data)
-        down = jnp.float32(size.download + size.shared_state)
-        up = jnp.float32(size.upload + size.message)
+        part = traffic.share_of(parts, state, client)
+        down = jnp.asarray(size.download * part + size.shared_state, jnp.float32)
+        up = jnp.asarray(size.upload * part + size.message, jnp.float32)
         durations = timing.durations_of(parts, state, client, down, up, uploads)
         steps = parts.local.steps_for(client_sizes(data, client, state.round)).astype(jnp.float32)
         return durations.down + steps * durations.step + durations.up

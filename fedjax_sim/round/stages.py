@@ -17,7 +17,7 @@ from fedjax_sim.base import (
     Trained,
     Variables,
 )
-from fedjax_sim.round import collecting, measuring, placement, polling, timing, training
+from fedjax_sim.round import collecting, measuring, placement, polling, timing, traffic, training
 from fedjax_sim.round import sending as sendings
 from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
@@ -226,7 +226,10 @@ def report(
         clock=timing.advance_clock(before.clock, outcome.elapsed) if back is None else back.now,
         at_work=() if back is None else back.at_work,
     )
-    return state, metrics_of(plan, work, delivery, info, numbers)
+    metrics = metrics_of(plan, work, delivery, info, numbers)
+    uploaded = delivery.sent | outcome.dropped
+    sent = traffic.by_slot(parts, before, plan.placed, uploaded, plan.transfers)
+    return state, metrics._replace(bytes=sent)
 
 
 def metrics_of(

@@ -40,7 +40,7 @@ def durations(
     clock = parts.clock
     if clock is None or parts.asynchronous:
         return None
-    up, down = traffic.by_row(parts, state, data, transfers)
+    up, down = traffic.by_row(parts, state, data, placed, transfers)
     uploads = jnp.maximum(jnp.sum(transfers.uploads), 1)
     return durations_of(parts, state, placed.slots.client, down, up, uploads)
 
@@ -49,6 +49,8 @@ def durations_of(
     parts: Parts, state: FedState, client: Array, down: Array, up: Array, uploads: Array | int
 ) -> Durations:
     """Returns the durations of visits to any clients.
+
+    The step of a client with a part of the model takes the part's share of the time.
 
     Args:
         parts: parts of the algorithm, which has a clock.
@@ -65,7 +67,7 @@ def durations_of(
     def of(law: float | Law, which: Device) -> Array:
         return evaluate_law(law, stream(key, which), client, state.clock)
 
-    step = of(clock.compute, Device.COMPUTE)
+    step = of(clock.compute, Device.COMPUTE) * traffic.share_of(parts, state, client)
     if link is None:
         return Durations(jnp.zeros_like(step), step, jnp.zeros_like(step))
     # All clients that upload have an equal part of the link, from the first byte to the last.

@@ -15,12 +15,13 @@ from fedjax_sim.base import (
     Fragment,
     PyTree,
     SetupTraffic,
+    SlotBytes,
     Traffic,
     Variables,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
-from fedjax_sim.round.exchanging import constant, fragments, received, travelling
+from fedjax_sim.round.exchanging import constant, covered_bytes, fragments, received, travelling
 from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
@@ -78,17 +79,52 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
 
 
+def share_of(parts: Parts, state: FedState, clients: Array) -> Array | float:
+    """Returns the share of the model that each client ``int32[K]`` has, in bytes; 1 if all."""
+    if parts.exchange.coverage is None:
+        return 1.0
+    part = covered_bytes(parts, state.server, clients, state.round)
+    return part.astype(jnp.float32) / tree.num_bytes(state.server)
+
+
+def by_slot(
+    parts: Parts, state: FedState, placed: Placed, sent: Array, transfers: Transfers
+) -> SlotBytes | None:
+    """Returns the bytes of the models sent by and to each slot's client; None: all are whole.
+
+    Args:
+        parts: parts of the algorithm.
+        state: state before the round.
+        placed: the rows.
+        sent: ``bool[P]``, rows that sent an update.
+        transfers: the transfers of each row.
+    """
+    if parts.exchange.coverage is None:
+        return None
+    part = covered_bytes(parts, state.server, placed.slots.client, state.round)
+
+    def of_slots(times: Array) -> Array:
+        return (
+            jnp.zeros(parts.slots, jnp.int32)
+            .at[placed.slot]
+            .set(part * times.astype(jnp.int32), mode="drop")
+        )
+
+    return SlotBytes(of_slots(sent & transfers.uploads), of_slots(transfers.downloads))
+
+
 def by_row(
-    parts: Parts, state: FedState, data: ClientData, transfers: Transfers
+    parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: Transfers
 ) -> tuple[Array, Array]:
     """Returns the bytes up and down of each row, ``f32[P]``."""
+    part = share_of(parts, state, placed.slots.client)
     size = sizes(parts, state.server, data)
     pieces = size.fragments or (Fragment(size.upload, 0),)
     piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))
     turn = state.round
     visited, uploads, downloads, fragments = (a.astype(jnp.float32) for a in transfers)
-    up = uploads * piece_up[turn % len(pieces)] + visited * float(size.message)
-    whole = downloads * float(size.download) + visited * float(size.shared_state)
+    up = uploads * piece_up[turn % len(pieces)] * part + visited * float(size.message)
+    whole = downloads * float(size.download) * part + visited * float(size.shared_state)
     return up, whole + fragments * piece_down[(turn - 1) % len(pieces)]
 
 

@@ -26,8 +26,8 @@ from fedjax_sim.engine.clients import Visits, samples_of, state_rows, visits
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.streams import Client, Round, stream
 from fedjax_sim.round.collecting import weights_of
+from fedjax_sim.round.exchanging import covered, returned, with_fragment, with_own
 from fedjax_sim.round.exchanging import own as own_leaves
-from fedjax_sim.round.exchanging import returned, with_fragment, with_own
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
 
@@ -73,6 +73,7 @@ class _Arrived(NamedTuple):
         received: the received model.
         tag: tag of the broadcast.
         origin: the model as it left the server; () if not needed.
+        covers: the client and the round that determine which entries the client has; () if all.
     """
 
     client: ClientView
@@ -80,6 +81,7 @@ class _Arrived(NamedTuple):
     received: Variables
     tag: PyTree
     origin: PyTree
+    covers: tuple[Array, ...] = ()
 
 
 def _arrived(
@@ -105,8 +107,10 @@ def _arrived(
         received, tag, origin = tree.select(
             task.fresh, (received, tag, origin), (stays, task.tag, own.left_with)
         )
+    covers = () if parts.exchange.coverage is None else (task.visit.client, common.round)
+    received = covered(parts, received, *covers) if covers else received
     used = tree.scale(1 / task.weight, received) if parts.weighted else received
-    return _Arrived(client, with_own(own.leaves, used), received, tag, origin)
+    return _Arrived(client, with_own(own.leaves, used), received, tag, origin, covers)
 
 
 def _work(
@@ -189,6 +193,7 @@ def train(
             model = tree.add(model, tree.subtract(received, arrived.used))
         model = returned(parts, model, received)
         update = model if parts.in_flight else tree.subtract(model, received)
+        update = covered(parts, update, *arrived.covers) if arrived.covers else update
         asked = (parts.sending and parts.models_travel) or (parts.in_flight and parts.loses)
         start = received if asked else ()
         if not summed:

@@ -40,10 +40,14 @@ def sent_bytes(traffic: Traffic, rows: Metrics, done: int) -> NDArray[np.int64]:
     turn = np.arange(done - uploads.shape[1], done)
     piece_up, piece_down = np.array(pieces, np.int64).T
     reporting = visits if rows.time is None else visits - rows.time.silent
-    up = uploads * piece_up[turn % len(pieces)] + reporting * traffic.message
+    if rows.bytes is None:
+        up, down = uploads * piece_up[turn % len(pieces)], downloads * traffic.download
+    else:
+        up, down = (np.sum(a, axis=2, dtype=np.int64) for a in rows.bytes)
+    up = up + reporting * traffic.message
     if rows.answers is not None:
         up += rows.answers.astype(np.int64) * traffic.answer
-    down = downloads * traffic.download + parts * piece_down[(turn - 1) % len(pieces)]
+    down = down + parts * piece_down[(turn - 1) % len(pieces)]
     return np.array([up.sum(axis=1), (down + visits * traffic.shared_state).sum(axis=1)])
 
 

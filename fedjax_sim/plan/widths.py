@@ -1,0 +1,186 @@
+"""Clients that train a narrower version of the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_sim.base import Array, Exchange, Model, Need, PyTree, Variables
+from fedjax_sim.engine.needs import (
+    AS_IT_IS,
+    NO_FLIGHT,
+    NO_WEIGHTS_SHARED,
+    NOTHING_AFTER,
+    ONE_MODEL,
+    PLAIN_MEAN,
+    UNCHANGED,
+)
+from fedjax_sim.models.leaves import head, path_of
+
+SYNCHRONOUS = Need(
+    "flight",
+    "rounds that wait for their clients",
+    lambda parts: not parts.flight.asynchronous,
+    "flight=every_round()",
+)
+NOT_POLLED = Need(
+    "selection",
+    "clients that receive a model only to train it",
+    lambda parts: parts.selection.poll is None,
+    "selection=uniform()",
+)
+READS_THE_MEAN = Need(
+    "server",
+    "a server that reads nothing but the mean update and sends whole numbers",
+    lambda parts: (
+        not parts.server.reads_updates
+        and parts.server.dual is None
+        and parts.server.download_bytes is None
+    ),
+    "server=replace(), mix(...) or optimizer(...)",
+)
+
+
+class widths(Exchange):
+    r"""Gives each client a narrower network: a share r of the units of every hidden layer.
+
+    .. math:: m_k = \bigl[\, (i - s) \bmod n < \lceil r_k n \rceil \,\bigr], \qquad
+              w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}}
+
+    for the n units of a layer. Inputs and outputs of the network stay whole. A client trains, sends
+    and receives the weights between the units that it has; the server averages each weight over the
+    clients that have it. s is 0: the first units, as in HeteroFL. With ``rolling``, s is the number
+    of the round, as in FedRolex: each unit trains as often as any other.
+
+    Devices compute with the whole network, in which the other units are 0, so a run is not faster.
+    The bytes count what the client has; on a clock, its local steps take the same share of the time
+    of whole steps. Pooled scores evaluate the server's whole model. Layers without a narrower
+    version, such as attention, are rejected.
+
+    Args:
+        model: the model that is trained, of dense and convolutional layers in sequence.
+        shares: r: client k has ``shares[k % len(shares)]``.
+        rolling: whether the units change from round to round.
+
+    Raises:
+        ValueError: if shares has no number in (0, 1], or the model has no head; in the first round,
+            if a layer's inputs are not the outputs of an earlier one.
+
+    Source: Diao et al. 2021 <https://arxiv.org/abs/2010.01264>, section 3 (HeteroFL); Alam et al.
+    2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1 (FedRolex).
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = fs.models.mlp((4,), 3, widths=(6,))
+        >>> half = fs.exchange.widths(model, (1.0, 0.5)).coverage
+        >>> weights = jax.eval_shape(model.init, jax.random.key(0))
+        >>> has = half(weights, jnp.int32(1), jnp.int32(0)).params
+        >>> has["Dense_0"]["Dense_0"]["bias"].astype(int).tolist()
+        [1, 1, 1, 0, 0, 0]
+        >>> has["Dense_1"]["Dense_0"]["kernel"].astype(int).sum().item()  # 3 units, 3 classes
+        9
+    """
+
+    model: Model
+    shares: tuple[float, ...]
+    _: dataclasses.KW_ONLY
+    rolling: bool = False
+
+    needs = (
+        NO_FLIGHT,
+        SYNCHRONOUS,
+        ONE_MODEL,
+        NOT_POLLED,
+        AS_IT_IS,
+        UNCHANGED,
+        PLAIN_MEAN,
+        READS_THE_MEAN,
+        NO_WEIGHTS_SHARED,
+        NOTHING_AFTER,
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", tuple(self.shares))
+        if not self.shares or not all(0 < share <= 1 for share in self.shares):
+            raise ValueError(f"shares must be numbers above 0 and at most 1, got {self.shares}")
+        head(self.model)  # raises if it has none
+
+    def coverage(self, variables: Variables, client: Array, round: Array) -> PyTree:
+        def has(units: int) -> Array:
+            place = jnp.arange(units, dtype=jnp.int32)
+            if self.rolling:
+                place = (place - round) % units
+            # 0.1 of 30 units are 3, although the product is larger.
+            counts = [math.ceil(share * units - 1e-9) for share in self.shares]
+            return place < jnp.array(counts, jnp.int32)[client % len(counts)]
+
+        return _masks(self.model, variables, has)
+
+
+def _masks(model: Model, variables: Variables, has: Callable[[int], Array]) -> PyTree:
+    """Returns which entries of each leaf connect units that ``has`` chooses, ``n -> bool[n]``.
+
+    Raises:
+        ValueError: names a leaf that has no narrower version.
+    """
+    ends: PyTree = head(model)(variables)
+    order, outputs = _layers(model), [1]
+
+    def of_kernel(path: str, shape: tuple[int, ...], last: bool) -> Array:
+        *window, inputs, units = shape
+        first, known = len(outputs) == 1, [n for n in outputs if inputs % n == 0]
+        if (
+            not path.endswith("kernel")
+            or len(window) not in (0, 2)
+            or not (first or inputs == 1 or known[1:])
+        ):
+            raise ValueError(
+                f"widths needs dense and convolutional layers in sequence, got {path} {[*shape]}"
+            )
+        # A flattened picture has the channels of the last convolution on its last axis; 1 is the
+        # input of a depthwise convolution.
+        channels = inputs if inputs in outputs else known[-1]
+        whole = first or inputs == 1
+        ins = jnp.ones(inputs, bool) if whole else jnp.tile(has(channels), inputs // channels)
+        outs = jnp.ones(units, bool) if last else has(units)
+        outputs.append(units)
+        return (ins[:, None] & outs[None]).reshape(*[1] * len(window), inputs, units)
+
+    leaves = {path_of(e[1:]): leaf for e, leaf in jax.tree_util.tree_leaves_with_path(variables)}
+    last = dict(zip(leaves, jax.tree.leaves(ends), strict=True))
+    masks = {
+        path: of_kernel(path, leaves[path].shape, last[path])
+        for path in order
+        if leaves[path].ndim > 1
+    }
+    for path, leaf in leaves.items():
+        if leaf.ndim < 2:
+            whole = last[path] or not leaf.ndim
+            masks[path] = jnp.ones(leaf.shape, bool) if whole else has(len(leaf))
+    return jax.tree.unflatten(jax.tree.structure(variables), [masks[path] for path in leaves])
+
+
+@functools.lru_cache(maxsize=8)
+def _layers(model: Model) -> list[str]:
+    """Returns the paths of the weights in the order in which the model makes them."""
+    paths: list[str] = []
+
+    def walk(node: PyTree, path: tuple[str, ...]) -> None:
+        if isinstance(node, Mapping):  # a pytree would sort the names
+            for name in node:
+                walk(node[name], (*path, name))
+        else:
+            paths.append("/".join(path))
+
+    def made(key: Array) -> Variables:
+        variables = model.init(key)
+        walk(variables.params, ())
+        return variables
+
+    jax.eval_shape(made, jax.random.key(0))
+    return paths

@@ -1,0 +1,128 @@
+"""Clients with narrower networks; whole runs against NumPy are in test_drift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from conftest import Federation, assert_trees, play
+from fed import COHORT, ONE, local_of
+
+import fedjax_sim as fs
+from fedjax_sim.base import Variables
+
+KEY = jax.random.key(0)
+
+
+class Net(nn.Module):
+    """Two convolutions, the second by channels, a flattened picture and a hidden dense layer."""
+
+    channels: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Conv(self.channels, (3, 3), name="stem")(x))
+        x = nn.relu(nn.Conv(self.channels, (3, 3), feature_group_count=self.channels)(x))
+        x = nn.relu(nn.Dense(self.hidden, name="after")(x.reshape(len(x), -1)))
+        return nn.Dense(3, name="a_head")(x)
+
+
+def test_a_part_of_a_convolutional_network_is_the_narrow_network() -> None:
+    """Layers come in the order of their calls, not of their names."""
+    whole, narrow = (fs.models.from_linen(Net(c, h), (4, 4, 2)) for c, h in ((6, 8), (3, 4)))
+    weights = jax.jit(whole.init)(KEY)
+    half = fs.exchange.widths(whole, (0.5,)).coverage(weights, jnp.int32(0), jnp.int32(0))
+    part = jax.tree.map(lambda w, has: jnp.where(has, w, 0), weights, half)
+
+    def cut(path: Any, w: jax.Array, has: jax.Array, small: jax.ShapeDtypeStruct) -> jax.Array:
+        full = np.broadcast_to(has, w.shape)
+        return jnp.asarray(np.asarray(w)[full].reshape(small.shape))
+
+    shapes = jax.eval_shape(narrow.init, KEY)
+    small = jax.tree_util.tree_map_with_path(cut, weights, half, shapes)
+    x = jax.random.normal(KEY, (5, 4, 4, 2))
+    outputs = (model.apply(w, x, train=False)[0] for model, w in ((whole, part), (narrow, small)))
+    assert_trees(next(outputs), next(outputs), rtol=1e-5, atol=1e-6)
+
+
+def test_on_a_clock_a_part_takes_its_share_of_seconds(federation: Federation) -> None:
+    net = fs.models.mlp((6,), 3, widths=(4,))
+    seconds = {}
+    for share in (1.0, 0.5):
+        algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
+        algorithm = algorithm.replace(
+            exchange=fs.exchange.widths(net, (share,)),
+            clock=fs.clock.simulated(2.0, fs.clock.bandwidth(10.0, 40.0)),
+        )
+        out = play(algorithm, net, federation.data, 1)
+        time: Any = out.metrics[0].time
+        up, down = (np.asarray(a).tolist() for a in out.metrics[0].bytes)
+        seconds[share] = float(time.seconds), up, down
+    whole, half = 4 * (6 * 4 + 4 + 4 * 3 + 3), 4 * (6 * 2 + 2 + 2 * 3 + 3)
+    assert seconds[1.0][1:] == ([whole] * COHORT, [whole] * COHORT)
+    assert seconds[0.5][1:] == ([half] * COHORT, [half] * COHORT)
+    assert seconds[0.5][0] == pytest.approx(seconds[1.0][0] * half / whole)
+
+
+def test_entries_that_nobody_has_stay_as_they_are(federation: Federation) -> None:
+    net = fs.models.mlp((6,), 3, widths=(4,))
+    algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
+    algorithm = algorithm.replace(exchange=fs.exchange.widths(net, (0.5,)))
+    out = play(algorithm, net, federation.data, 2)
+    start = net.init(jax.random.fold_in(KEY, 0))
+    before, after = (v.params["Dense_0"]["Dense_0"]["kernel"] for v in (start, out.servers[-1]))
+    assert_trees(after[:, 2:], before[:, 2:])
+    assert float(jnp.abs(after[:, :2] - before[:, :2]).min()) > 0
+
+
+def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> None:
+    net = fs.models.mlp((6,), 3, widths=(4,))
+    with pytest.raises(ValueError, match=r"shares must be numbers above 0 and at most 1, got \(1"):
+        fs.exchange.widths(net, (1.0, 0.0))
+    base = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
+    widths = fs.exchange.widths(net, (1.0, 0.5))
+    for parts, other in (
+        ({"aggregator": fs.aggregators.coordinate_median}, "aggregator is coordinate_median"),
+        ({"server": fs.server.extrapolated()}, "server is extrapolated"),
+        ({"sending": (fs.sending.clip_norm(1.0),)}, "sending is"),
+        ({"flight": fs.flight.delayed(2)}, "flight is delayed"),
+        ({"local": base.parts.local.change(corrections=(fs.corrections.scaffold(),))}, "local is"),
+    ):
+        with pytest.raises(ValueError, match=rf"exchange widths\(.*{other}"):
+            base.replace(exchange=widths, **parts)
+    heads = fs.models.from_linen(Heads(), (6,))
+    one = base.replace(exchange=fs.exchange.widths(heads, (0.5,)))
+    one = one.replace(local=fs.local_sgd(fs.empirical_risk(heads), optax.sgd(0.1)))
+    with pytest.raises(ValueError, match=r"in sequence, got DenseGeneral_0/kernel \[6, 2, 3\]"):
+        play(one, heads, federation.data, 1)
+
+
+class Heads(nn.Module):
+    """Units in two heads."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.DenseGeneral((2, 3))(x)
+        return nn.Dense(3)(x.reshape(len(x), -1))
+
+
+def has_scalars() -> Variables:
+    """Weights of a residual network with scalars."""
+    return jax.eval_shape(fs.models.resnet20((8, 8, 3), 4).init, KEY)
+
+
+def test_a_residual_network_has_narrower_versions() -> None:
+    model, weights = fs.models.resnet20((8, 8, 3), 4), has_scalars()
+    half = fs.exchange.widths(model, (0.5,)).coverage(weights, jnp.int32(0), jnp.int32(0))
+    sizes = [
+        np.broadcast_to(has, w.shape).sum() / w.size
+        for w, has in zip(jax.tree.leaves(weights), jax.tree.leaves(half), strict=True)
+    ]
+    assert set(sizes) <= {0.25, 0.5, 1.0}
+    assert sizes.count(0.25) == 18  # the convolutions of blocks
