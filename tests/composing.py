@@ -126,7 +126,7 @@ EXCHANGES: dict[str, Callable[[], Any]] = {
     "frozen": lambda: fs.exchange.split(frozen=BIAS),
     "nothing": fs.exchange.nothing,
     "fragments": lambda: fs.exchange.fragments(BIAS, fs.leaves.all_but(BIAS)),
-    "widths": lambda: fs.exchange.widths(net(), (1.0, 0.5)),
+    "widths": lambda: fs.exchange.split(covers=fs.exchange.widths(net(), (1.0, 0.5))),
 }
 SETTINGS: dict[str, Change] = {
     "kept": changed(optimizer=momentum, optimizer_state=lambda: "keep"),

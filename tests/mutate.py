@@ -891,8 +891,8 @@ MUTANTS = [
     ),
     Mutant(
         "round/own_models.py",
-        "covered(parts, with_own(mine, received)",
-        "covered(parts, received",
+        "used = with_own(mine, covered(parts",
+        "used = with_own((), covered(parts",
         tests("exchange"),
     ),
     Mutant(
@@ -902,7 +902,9 @@ MUTANTS = [
         tests("exchange"),
     ),
     Mutant("models/wrappers.py", "else alpha / rank", "else alpha", tests("lora")),
-    Mutant("plan/widths.py", "jnp.tile(has(channels)", "jnp.repeat(has(channels)", tests("widths")),
+    Mutant(
+        "plan/coverage.py", "jnp.tile(has(channels)", "jnp.repeat(has(channels)", tests("coverage")
+    ),
     Mutant("round/exchanging.py", "a / jnp.where(p > 0, p, 1)", "a", tests("drift")),
     Mutant("server/low_rank.py", "product - after[0] @ after[1]", "product", tests("lora")),
     Mutant("round/exchanging.py", "a or b, sent, moved", "a, sent, moved", tests("lora")),

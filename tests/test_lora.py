@@ -33,6 +33,7 @@ class Method(NamedTuple):
     down: int
     once: int
     server: fs.base.Server = fs.server.replace()
+    shares: tuple[float, ...] = (1.0,)
 
 
 A, B, W, BIASES = 6 * 2 + 5 * 2, 2 * 5 + 2 * 3, 6 * 5 + 5 * 3, 5 + 3
@@ -44,6 +45,7 @@ METHODS = {
     "fedsa": Method(("A", "B"), ("B",), ("trunk",), A, A, W + BIASES),
     "fedex": Method(("A", "B"), (), ("trunk",), A + B, A + B + W, BIASES, FEDEX),
     "flora": Method(("A", "B"), (), ("trunk",), A + B, A + B + W, BIASES, FLORA),
+    "ranks": Method(("A", "B"), (), ("trunk",), A + B, A + B, W + BIASES, shares=(0.5, 1.0, 0.5)),
 }
 
 
@@ -69,13 +71,16 @@ def composed(model: fs.Model, name: str) -> fs.Algorithm:
         trained=named(*method.trained),
     )
     own = named(*method.own) if method.own else None
-    return (
-        fs.fedavg(local, clients_per_round=COHORT)
-        .on(ONE)
-        .replace(
-            exchange=fs.exchange.split(own=own, frozen=named(*method.frozen)), server=method.server
-        )
-    )
+    covers = None if method.shares == (1.0,) else fs.exchange.ranks(method.shares)
+    exchange = fs.exchange.split(own=own, frozen=named(*method.frozen), covers=covers)
+    base = fs.fedavg(local, clients_per_round=COHORT).on(ONE)
+    return base.replace(exchange=exchange, server=method.server)
+
+
+def ranked(parts: dict[str, Layers], share: float) -> dict[str, Layers]:
+    """The first columns of A and rows of B; 0 elsewhere."""
+    kept = (np.arange(RANK) < share * RANK).astype(float)
+    return {"A": [a * kept for a in parts["A"]], "B": [b * kept[:, None] for b in parts["B"]]}
 
 
 def parts_of(variables: Variables) -> tuple[Layers, dict[str, Layers]]:
@@ -121,10 +126,16 @@ def test_whole_runs_are_those_of_the_oracle(
     for state, metrics in zip(out.states, out.metrics, strict=True):
         total = {part: [np.zeros_like(w) for w in server[part]] for part in "AB"}
         products = [np.zeros_like(w) for w in trunk[::2]]
+        ones = {part: [np.ones_like(w) for w in server[part]] for part in "AB"}
+        count = {part: [np.zeros_like(w) for w in server[part]] for part in "AB"}
         samples = 0
         for k in map(int, metrics.client):
             rows = data.index[data.start[k] : data.start[k + 1]]
-            mine = descended(trunk, server | own[k], data.x[rows], data.y[rows], method.trained)
+            share = method.shares[k % len(method.shares)]
+            mine = ranked(server | own[k], share)
+            mine = descended(trunk, mine, data.x[rows], data.y[rows], method.trained)
+            mine, has = ranked(mine, share), ranked(ones, share)
+            count = {part: plus(count[part], has[part], len(rows)) for part in count}
             own[k] = {part: mine[part] for part in method.own}
             total = {part: plus(total[part], mine[part], len(rows)) for part in total}
             products = plus(
@@ -132,7 +143,13 @@ def test_whole_runs_are_those_of_the_oracle(
             )
             samples += len(rows)
             visited.add(k)
-        mean = {part: [w / samples for w in total[part]] for part in total}
+        mean = {
+            part: [
+                np.where(n > 0, w / np.maximum(n, 1), old)
+                for w, n, old in zip(total[part], count[part], server[part], strict=True)
+            ]
+            for part in total
+        }
         server = {part: server[part] if part in method.own else mean[part] for part in "AB"}
         found_trunk, found = parts_of(state.server)
         if method.server is FLORA:  # any new A

@@ -91,6 +91,6 @@ def _narrow(
     return compose(
         local,
         clients_per_round,
-        exchange=exchange.widths(model, shares, rolling=rolling),
+        exchange=exchange.split(covers=exchange.widths(model, shares, rolling=rolling)),
         weighting=client_weights(equal_weights),
     )

@@ -22,7 +22,7 @@ from fedjax_sim.base.data import (
     MissingRootError,
     Transform,
 )
-from fedjax_sim.base.exchange import Exchange
+from fedjax_sim.base.exchange import Coverage, Exchange
 from fedjax_sim.base.finish import Finish
 from fedjax_sim.base.local_update import LocalUpdate, Survey, Wrapper
 from fedjax_sim.base.model import (
@@ -107,6 +107,7 @@ __all__ = [
     "Context",
     "Correction",
     "Count",
+    "Coverage",
     "Decay",
     "Diagnostic",
     "Done",

@@ -259,6 +259,11 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
     return Model(init, adapted(model.apply), features, head)
 
 
+def is_lora(variables: Variables) -> bool:
+    """Returns whether a model is one of :func:`lora`."""
+    return isinstance(variables.params, Mapping) and {*variables.params} == {"trunk", "A", "B"}
+
+
 class _Adapter(NamedTuple):
     """A kernel ``whole = w + A B``, with matrices A and B."""
 

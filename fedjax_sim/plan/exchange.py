@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from fedjax_sim.base import Exchange, Leaves, Need, Variables
+from fedjax_sim.base import Coverage, Exchange, Leaves, Need, Variables
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
     NO_FLIGHT,
@@ -14,9 +14,9 @@ from fedjax_sim.engine.needs import (
     PLAIN_SERVER,
     UNCHANGED,
 )
-from fedjax_sim.plan.widths import widths
+from fedjax_sim.plan.coverage import COVERED, ranks, widths
 
-__all__ = ["everything", "fragments", "nothing", "split", "widths"]
+__all__ = ["everything", "fragments", "nothing", "ranks", "split", "widths"]
 
 IN_TURN = (
     ONE_MODEL,
@@ -61,6 +61,8 @@ class split(Exchange):
         own: the leaves of v, see :mod:`fedjax_sim.leaves`; None for no leaf.
         frozen: the leaves of f; they are sent to every client once, before the first round. Exclude
             them from ``local.change(trained=...)`` to save their gradients.
+        covers: the entries of u and f that each client has, :func:`fedjax_sim.exchange.widths` or
+            :func:`fedjax_sim.exchange.ranks`; None for all entries.
 
     Raises:
         ValueError: if nothing is split off; in the first round, if a leaf is both.
@@ -76,13 +78,22 @@ class split(Exchange):
 
     own: Leaves | None = None
     frozen: Leaves | None = None
+    covers: Coverage | None = None
 
     def __post_init__(self) -> None:
-        if self.own is None and self.frozen is None:
-            raise ValueError("split needs own or frozen leaves: use everything() if all travel")
+        if self.own is None and self.frozen is None and self.covers is None:
+            raise ValueError(
+                "split needs own or frozen leaves, or covers: use everything() if all travel"
+            )
+
+    @property
+    def coverage(self) -> Coverage | None:
+        return self.covers
 
     @property
     def needs(self) -> tuple[Need, ...]:
+        if self.covers is not None:
+            return COVERED
         return () if self.own is None else (NO_WEIGHTS_SHARED,)
 
 

@@ -107,20 +107,20 @@ def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array
     return out
 
 
-def covered_bytes(parts: Parts, variables: Variables, clients: Array, round: Array) -> Array:
-    """Returns the bytes of the entries that each client ``int32[K]`` has, ``int32[K]``."""
+def covered_bytes(
+    parts: Parts, variables: Variables, clients: Array, round: Array, leaves: PyTree
+) -> Array:
+    """Returns the bytes that each client ``int32[K]`` has of some leaves, ``int32[K]``."""
     coverage = parts.exchange.coverage
     assert coverage is not None
 
     def of(client: Array) -> Array:
-        def size(a: Array, has: Array) -> Array:
-            repeats = a.size // has.size * a.dtype.itemsize
+        def size(a: Array, has: Array, chosen: bool) -> Array:
+            repeats = chosen * a.size // has.size * a.dtype.itemsize
             return jnp.sum(has, dtype=jnp.int32) * repeats
 
-        return sum(
-            jax.tree.leaves(jax.tree.map(size, variables, coverage(variables, client, round))),
-            jnp.int32(0),
-        )
+        each = jax.tree.map(size, variables, coverage(variables, client, round), leaves)
+        return sum(jax.tree.leaves(each), jnp.int32(0))
 
     return jax.vmap(of)(clients)
 

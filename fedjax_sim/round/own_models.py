@@ -69,7 +69,7 @@ def score_own(
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         if adapt:
             client_state, mine = _first_visit(parts, key, received, client, shared)
-        used = covered(parts, with_own(mine, received), client.id, number)
+        used = with_own(mine, covered(parts, received, client.id, number))
         return score(constants, own_model(key, used, client, client_state), task)
 
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)

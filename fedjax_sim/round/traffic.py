@@ -21,7 +21,14 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import samples_of, visits
-from fedjax_sim.round.exchanging import constant, covered_bytes, fragments, received, travelling
+from fedjax_sim.round.exchanging import (
+    constant,
+    covered_bytes,
+    fragments,
+    received,
+    travelling,
+    travels,
+)
 from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
@@ -79,12 +86,21 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
 
 
-def share_of(parts: Parts, state: FedState, clients: Array) -> Array | float:
-    """Returns the share of the model that each client ``int32[K]`` has, in bytes; 1 if all."""
+def share_of(parts: Parts, state: FedState, clients: Array, *, sent: bool = False) -> Array | float:
+    """Returns the share of the model that each client ``int32[K]`` has, in bytes; 1 if all.
+
+    Args:
+        parts: parts of the algorithm.
+        state: state before the round.
+        clients: the clients.
+        sent: only of the leaves that travel.
+    """
     if parts.exchange.coverage is None:
         return 1.0
-    part = covered_bytes(parts, state.server, clients, state.round)
-    return part.astype(jnp.float32) / tree.num_bytes(state.server)
+    server = state.server
+    leaves = travels(parts, server) if sent else jax.tree.map(lambda _: True, server)
+    part = covered_bytes(parts, server, clients, state.round, leaves)
+    return part.astype(jnp.float32) / tree.num_bytes(tree.only(leaves, server))
 
 
 def by_slot(
@@ -101,7 +117,8 @@ def by_slot(
     """
     if parts.exchange.coverage is None:
         return None
-    part = covered_bytes(parts, state.server, placed.slots.client, state.round)
+    sent_leaves = travels(parts, state.server)
+    part = covered_bytes(parts, state.server, placed.slots.client, state.round, sent_leaves)
 
     def of_slots(times: Array) -> Array:
         return (
@@ -117,7 +134,7 @@ def by_row(
     parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: Transfers
 ) -> tuple[Array, Array]:
     """Returns the bytes up and down of each row, ``f32[P]``."""
-    part = share_of(parts, state, placed.slots.client)
+    part = share_of(parts, state, placed.slots.client, sent=True)
     size = sizes(parts, state.server, data)
     pieces = size.fragments or (Fragment(size.upload, 0),)
     piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))

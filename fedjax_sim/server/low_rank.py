@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +11,7 @@ from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, OWN_ROWS, PLAIN_MEAN
 from fedjax_sim.engine.order import keep_whole
 from fedjax_sim.models.layers import fan_in_uniform
 from fedjax_sim.models.leaves import path_of
+from fedjax_sim.models.wrappers import is_lora
 
 ALONE = Need(
     "server",
@@ -68,7 +67,7 @@ class exact_lora(Server):
 
     def moves(self, variables: Variables) -> Variables:
         params = variables.params
-        if not isinstance(params, Mapping) or set(params) != {"trunk", "A", "B"}:
+        if not is_lora(variables):
             raise ValueError("server exact_lora() needs a model of fs.models.lora(model, rank)")
         none: Variables = jax.tree.map(lambda leaf: False, variables)
         trunk = jax.tree_util.tree_map_with_path(

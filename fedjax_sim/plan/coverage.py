@@ -1,4 +1,4 @@
-"""Clients that train a narrower version of the model."""
+"""Which entries of a model a client has, for ``exchange.split(covers=...)``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Exchange, Model, Need, PyTree, Variables
+from fedjax_sim.base import Array, Model, Need, Part, PyTree, Variables
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
     NO_FLIGHT,
@@ -21,6 +21,7 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
 )
 from fedjax_sim.models.leaves import head, path_of
+from fedjax_sim.models.wrappers import is_lora
 
 SYNCHRONOUS = Need(
     "flight",
@@ -46,7 +47,22 @@ READS_THE_MEAN = Need(
 )
 
 
-class widths(Exchange):
+COVERED = (
+    NO_FLIGHT,
+    SYNCHRONOUS,
+    ONE_MODEL,
+    NOT_POLLED,
+    AS_IT_IS,
+    UNCHANGED,
+    PLAIN_MEAN,
+    READS_THE_MEAN,
+    NO_WEIGHTS_SHARED,
+    NOTHING_AFTER,
+)
+"""The needs of an exchange by which a client has some entries of a model."""
+
+
+class widths(Part):
     r"""Gives each client a narrower network: a share r of the units of every hidden layer.
 
     .. math:: m_k = \bigl[\, (i - s) \bmod n < \lceil r_k n \rceil \,\bigr], \qquad
@@ -77,7 +93,7 @@ class widths(Exchange):
     Example:
         >>> import fedjax_sim as fs
         >>> model = fs.models.mlp((4,), 3, widths=(6,))
-        >>> half = fs.exchange.widths(model, (1.0, 0.5)).coverage
+        >>> half = fs.exchange.widths(model, (1.0, 0.5))
         >>> weights = jax.eval_shape(model.init, jax.random.key(0))
         >>> has = half(weights, jnp.int32(1), jnp.int32(0)).params
         >>> has["Dense_0"]["Dense_0"]["bias"].astype(int).tolist()
@@ -91,35 +107,82 @@ class widths(Exchange):
     _: dataclasses.KW_ONLY
     rolling: bool = False
 
-    needs = (
-        NO_FLIGHT,
-        SYNCHRONOUS,
-        ONE_MODEL,
-        NOT_POLLED,
-        AS_IT_IS,
-        UNCHANGED,
-        PLAIN_MEAN,
-        READS_THE_MEAN,
-        NO_WEIGHTS_SHARED,
-        NOTHING_AFTER,
-    )
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shares", tuple(self.shares))
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            raise ValueError(f"shares must be numbers above 0 and at most 1, got {self.shares}")
+        _check_shares(self)
         head(self.model)  # raises if it has none
 
-    def coverage(self, variables: Variables, client: Array, round: Array) -> PyTree:
+    def __call__(self, variables: Variables, client: Array, round: Array) -> PyTree:
         def has(units: int) -> Array:
             place = jnp.arange(units, dtype=jnp.int32)
             if self.rolling:
                 place = (place - round) % units
-            # 0.1 of 30 units are 3, although the product is larger.
-            counts = [math.ceil(share * units - 1e-9) for share in self.shares]
-            return place < jnp.array(counts, jnp.int32)[client % len(counts)]
+            return place < _counts(self.shares, units, client)
 
         return _masks(self.model, variables, has)
+
+
+class ranks(Part):
+    r"""Gives each client the first columns of A and rows of B of a model with adapters.
+
+    .. math:: W + \frac{\alpha}{r} \sum_{i \le s_k r} a_i b_i^\top
+
+    The server averages each column and row over the clients that have it. HetLoRA pads with zeros
+    instead, weights clients by the norm of A B and lets them prune their ranks.
+
+    Args:
+        shares: s: client k has a share ``shares[k % len(shares)]`` of the rank r, at least 1.
+
+    Raises:
+        ValueError: if shares has no number in (0, 1]; in the first round, if the model is not one
+            of :func:`fedjax_sim.models.lora`.
+
+    Source: Cho et al. 2024 <https://arxiv.org/abs/2401.06432>, section 3.
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = fs.models.lora(fs.models.logistic((4,), 3), rank=2)
+        >>> weights = jax.eval_shape(model.init, jax.random.key(0))
+        >>> has = fs.exchange.ranks((1.0, 0.5))(weights, jnp.int32(1), jnp.int32(0))
+        >>> has.params["A"]["Dense_0/Dense_0/kernel"].astype(int).tolist()
+        [[1, 0]]
+    """
+
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check_shares(self)
+
+    def __call__(self, variables: Variables, client: Array, round: Array) -> PyTree:
+        if not is_lora(variables):
+            raise ValueError(f"{self} needs a model of fs.models.lora(model, rank)")
+
+        def whole(a: Array) -> Array:
+            return jnp.ones((1,) * a.ndim, bool)
+
+        def has(axis: int, a: Array) -> Array:
+            rank = a.shape[axis]
+            some = jnp.arange(rank, dtype=jnp.int32) < _counts(self.shares, rank, client)
+            return jnp.expand_dims(some, 1 - axis)
+
+        masks = jax.tree.map(whole, variables)
+        a, b = (
+            jax.tree.map(functools.partial(has, axis), variables.params[part])
+            for part, axis in (("A", 1), ("B", 0))
+        )
+        return masks._replace(params=masks.params | {"A": a, "B": b})
+
+
+def _check_shares(part: widths | ranks) -> None:
+    object.__setattr__(part, "shares", tuple(part.shares))
+    if not part.shares or not all(0 < share <= 1 for share in part.shares):
+        raise ValueError(f"shares must be numbers above 0 and at most 1, got {part.shares}")
+
+
+def _counts(shares: tuple[float, ...], units: int, client: Array) -> Array:
+    """Returns how many of the units a client has."""
+    # 0.1 of 30 units are 3, although the product is larger.
+    counts = [math.ceil(share * units - 1e-9) for share in shares]
+    return jnp.array(counts, jnp.int32)[client % len(counts)]
 
 
 def _masks(model: Model, variables: Variables, has: Callable[[int], Array]) -> PyTree:

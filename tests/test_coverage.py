@@ -1,4 +1,4 @@
-"""Clients with narrower networks; whole runs against NumPy are in test_drift."""
+"""Clients with a part of the model; whole runs against NumPy are in test_drift."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from conftest import Federation, assert_trees, play
 from fed import COHORT, ONE, local_of
 
 import fedjax_sim as fs
-from fedjax_sim.base import Variables
 
 KEY = jax.random.key(0)
+
+
+def narrow(model: fs.Model, *shares: float) -> fs.base.Exchange:
+    return fs.exchange.split(covers=fs.exchange.widths(model, shares))
 
 
 class Net(nn.Module):
@@ -37,7 +40,7 @@ def test_a_part_of_a_convolutional_network_is_the_narrow_network() -> None:
     """Layers come in the order of their calls, not of their names."""
     whole, narrow = (fs.models.from_linen(Net(c, h), (4, 4, 2)) for c, h in ((6, 8), (3, 4)))
     weights = jax.jit(whole.init)(KEY)
-    half = fs.exchange.widths(whole, (0.5,)).coverage(weights, jnp.int32(0), jnp.int32(0))
+    half = fs.exchange.widths(whole, (0.5,))(weights, jnp.int32(0), jnp.int32(0))
     part = jax.tree.map(lambda w, has: jnp.where(has, w, 0), weights, half)
 
     def cut(path: Any, w: jax.Array, has: jax.Array, small: jax.ShapeDtypeStruct) -> jax.Array:
@@ -57,7 +60,7 @@ def test_on_a_clock_a_part_takes_its_share_of_seconds(federation: Federation) ->
     for share in (1.0, 0.5):
         algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
         algorithm = algorithm.replace(
-            exchange=fs.exchange.widths(net, (share,)),
+            exchange=narrow(net, share),
             clock=fs.clock.simulated(2.0, fs.clock.bandwidth(10.0, 40.0)),
         )
         out = play(algorithm, net, federation.data, 1)
@@ -73,7 +76,7 @@ def test_on_a_clock_a_part_takes_its_share_of_seconds(federation: Federation) ->
 def test_entries_that_nobody_has_stay_as_they_are(federation: Federation) -> None:
     net = fs.models.mlp((6,), 3, widths=(4,))
     algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
-    algorithm = algorithm.replace(exchange=fs.exchange.widths(net, (0.5,)))
+    algorithm = algorithm.replace(exchange=narrow(net, 0.5))
     out = play(algorithm, net, federation.data, 2)
     start = net.init(jax.random.fold_in(KEY, 0))
     before, after = (v.params["Dense_0"]["Dense_0"]["kernel"] for v in (start, out.servers[-1]))
@@ -86,7 +89,7 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
     with pytest.raises(ValueError, match=r"shares must be numbers above 0 and at most 1, got \(1"):
         fs.exchange.widths(net, (1.0, 0.0))
     base = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
-    widths = fs.exchange.widths(net, (1.0, 0.5))
+    widths = narrow(net, 1.0, 0.5)
     for parts, other in (
         ({"aggregator": fs.aggregators.coordinate_median}, "aggregator is coordinate_median"),
         ({"server": fs.server.extrapolated()}, "server is extrapolated"),
@@ -94,10 +97,10 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
         ({"flight": fs.flight.delayed(2)}, "flight is delayed"),
         ({"local": base.parts.local.change(corrections=(fs.corrections.scaffold(),))}, "local is"),
     ):
-        with pytest.raises(ValueError, match=rf"exchange widths\(.*{other}"):
+        with pytest.raises(ValueError, match=rf"exchange split\(covers=widths\(.*{other}"):
             base.replace(exchange=widths, **parts)
     heads = fs.models.from_linen(Heads(), (6,))
-    one = base.replace(exchange=fs.exchange.widths(heads, (0.5,)))
+    one = base.replace(exchange=narrow(heads, 0.5))
     one = one.replace(local=fs.local_sgd(fs.empirical_risk(heads), optax.sgd(0.1)))
     with pytest.raises(ValueError, match=r"in sequence, got DenseGeneral_0/kernel \[6, 2, 3\]"):
         play(one, heads, federation.data, 1)
@@ -112,14 +115,10 @@ class Heads(nn.Module):
         return nn.Dense(3)(x.reshape(len(x), -1))
 
 
-def has_scalars() -> Variables:
-    """Weights of a residual network with scalars."""
-    return jax.eval_shape(fs.models.resnet20((8, 8, 3), 4).init, KEY)
-
-
 def test_a_residual_network_has_narrower_versions() -> None:
-    model, weights = fs.models.resnet20((8, 8, 3), 4), has_scalars()
-    half = fs.exchange.widths(model, (0.5,)).coverage(weights, jnp.int32(0), jnp.int32(0))
+    model = fs.models.resnet20((8, 8, 3), 4)
+    weights = jax.eval_shape(model.init, KEY)
+    half = fs.exchange.widths(model, (0.5,))(weights, jnp.int32(0), jnp.int32(0))
     sizes = [
         np.broadcast_to(has, w.shape).sum() / w.size
         for w, has in zip(jax.tree.leaves(weights), jax.tree.leaves(half), strict=True)
