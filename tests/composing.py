@@ -134,6 +134,7 @@ SETTINGS: dict[str, Change] = {
     "geometric": changed(steps=lambda: fs.local.geometric(0.2)),
     "companion": COMPANION,
     "partly": changed(trained=lambda: BIAS),
+    "half_weights": changed(half_weights=lambda: True),
     "sharpness_aware": changed(objective=lambda: terms.sharpness_aware(risk(), 0.5)),
     "estimated_sharpness": changed(
         objective=lambda: terms.estimated_sharpness(risk(), 0.5), memory=terms.last_received
