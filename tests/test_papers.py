@@ -85,9 +85,10 @@ def test_every_command_runs(
         few = ["--clients-per-round", "2"]
     few += ["--compare", "none", "--rounds", "2", "--seeds", "1", "--no-cache", "--devices", "1"]
     assert main([*few, *given, "--out", str(out)]) == 0
-    ((name, summary),) = fs.load_run(out).summary.items()
+    done = fs.load_run(out)
+    (name,) = done.algorithms
     assert "--algo" not in given or given[given.index("--algo") + 1] == name
-    assert 0 < summary["accuracy_last"] <= 1
+    assert 0 < done.summary[name]["accuracy_last"] <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
