@@ -2,6 +2,7 @@
 
     python -m benchmarks.clock --data-dir DATA
     python -m benchmarks.clock --datasets digits
+    python -m benchmarks.clock --methods "RADFed, S = 4" "phase shift, n = 4" --out FOLDER
 
 100 clients under label skew (EMD 1.4), of which 20 train at once, on scikit-learn's digits and on
 2,000 images of MNIST (a fifth of its test set is scored), with devices by three laws; then
@@ -82,8 +83,9 @@ class World(NamedTuple):
 
 
 def shifted(world: World, phases: int) -> fs.Algorithm:
-    """Phase shift."""
-    return world.timed(fs.phase_shift(world.local, clients_per_round=COHORT, phases=phases))
+    """Phase shift, scored by the mean of the models in flight, as RADFed is."""
+    made = fs.phase_shift(world.local, clients_per_round=COHORT, phases=phases)
+    return world.timed(made.replace(flight=made.parts.flight.replace(evaluated="in_flight")))
 
 
 Make = Callable[[World], fs.Algorithm]
@@ -112,7 +114,7 @@ ALONE: dict[str, Make] = {
         w.local, clients_per_round=COHORT, objective=w.objective, clock=w.clock()
     ),
     "RADFed, S = 4": lambda w: w.timed(
-        fs.radfed(w.local, clients_per_round=COHORT, redistribution_rounds=4, evaluated="server")
+        fs.radfed(w.local, clients_per_round=COHORT, redistribution_rounds=4)
     ),
     "phase shift, n = 4": lambda w: shifted(w, 4),
 }
@@ -146,6 +148,12 @@ class Found(NamedTuple):
     mb_to_target: list[float | None]
     by_speed: NDArray[np.float64]
     visits: NDArray[np.float64]
+
+    @property
+    def curve(self) -> dict[str, NDArray[np.float64]]:
+        """The lines of the picture, over the evaluations."""
+        mean, deviation = self.accuracy.mean(axis=1), self.accuracy.std(axis=1)
+        return {"seconds": self.seconds.mean(axis=1), "mean": mean, "deviation": deviation}
 
 
 def speeds(law: Law) -> NDArray[np.float64]:
@@ -243,7 +251,7 @@ def seeds_of(found: Found, seconds: float) -> dict[str, Any]:
     last = [found.accuracy[i - 1, r] if i else None for r, i in enumerate(count)]
     return {
         "accuracy": last, "seconds_to_target": found.to_target, "mb_to_target": found.mb_to_target,
-        "by_speed": found.by_speed,
+        "by_speed": found.by_speed, "curve": found.curve,
     }  # fmt: skip
 
 
@@ -257,17 +265,18 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def picture(path: Path, curves: Mapping[str, Mapping[str, Found]], seconds: float) -> None:
-    """Accuracy against simulated seconds, a panel for each law."""
+    """Accuracy against simulated seconds, ± a standard deviation, a panel for each law."""
     figure = Figure(figsize=(4.6 * len(curves) + 2, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
-    styles = ["-", "--", ":"]
+    colours = [*(f"C{i}" for i in range(10)), "black"]
     for panel, (law, found) in zip(panels, curves.items(), strict=True):
-        for i, (name, one) in enumerate(found.items()):
-            panel.plot(
-                one.seconds.mean(axis=1), one.accuracy.mean(axis=1), styles[i // 7 % 3],
-                color=f"C{i % 10}", label=name, linewidth=1.3,
-            )  # fmt: skip
+        for colour, (name, one) in zip(colours, found.items(), strict=True):
+            when, mean, deviation = one.curve.values()
+            panel.plot(when, mean, color=colour, label=name, linewidth=1.3)
+            panel.fill_between(
+                when, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0
+            )
         panel.set(title=law, xlabel="simulated seconds", xlim=(0, seconds))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy in %")
@@ -284,6 +293,9 @@ def main() -> None:
     add("--datasets", nargs="+", default=[*SAMPLES], choices=[*SAMPLES], metavar="NAME")
     add("--seeds", type=int, default=3, help="(default: 3)")
     add("--seconds", type=float, default=1000.0, help="simulated, of each run (default: 1000)")
+    names = [*dict.fromkeys((*ALONE, *TOGETHER))]
+    add("--methods", nargs="+", default=names, choices=names, metavar="NAME",
+        help="rows of the tables; the picture needs all (default: all)")  # fmt: skip
     add("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     started = time.time()
@@ -310,9 +322,9 @@ def main() -> None:
                 told = f"{law_name}, shared uplink" if link.shared else law_name
                 world = World(local, model, objective, law, link, late)
                 found = {}
-                for method, make in makes.items():
+                for method in [m for m in makes if m in args.methods]:
                     began = time.perf_counter()
-                    found[method] = run(make, world, dataset, problem, args.seconds)
+                    found[method] = run(makes[method], world, dataset, problem, args.seconds)
                     took = time.perf_counter() - began
                     print(f"{name}, {told}, {method}: {took:.0f} s", file=sys.stderr, flush=True)
                 table = [row(method, one, args.seconds) for method, one in found.items()]
@@ -324,7 +336,8 @@ def main() -> None:
                 write_record(args.out / f"{name}.json", started, **settings, worlds=record)
                 if not link.shared:
                     curves[law_name] = found
-        picture(args.out / name, curves, args.seconds)
+        if args.methods == names:
+            picture(args.out / name, curves, args.seconds)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ Generated from docs/papers.toml by `python docs/papers.py > docs/papers.md`.
 Here is every method and system that five papers on federated learning from non-IID data name, in
 the papers' order, with the main sections. Of {all}, {here} are there: by flags of
 `python -m fedjax_sim.bench`, which without `--algo` hold for any method, or in Python (`fs` is
-`import fedjax_sim as fs`). The others could be but are not written, or are outside what this
-simulator is for; the table says why. Data sets, networks and surveys are left out, and so
-are the other papers that the web page of RADFed v1 links to."""
+`import fedjax_sim as fs`). A test runs all of these flags for two rounds. The others could be but
+are not written, or are outside what this simulator is for; the table says why. Data sets, networks
+and surveys are left out, and so are the other papers that the web page of RADFed v1 links to."""
 
 
 EXPERIMENTS = """\
@@ -32,6 +32,13 @@ These commands repeat the papers' own tables and figures;
 records that they wrote in `benchmarks/results`, most of them beside other work on the machine; the
 command prints it for each of its parts before it starts. How long the flags in the tables below
 take was not measured: it depends on the data set and the rounds, and a run prints the time left."""
+
+FIGURES = """\
+## The tables and figures and their size
+
+*Full* is the paper's data, network, rounds and seeds; *small* is less of them, as the note and the
+page of results say; *absent* has not been run. Sketches and tables of settings are left out. RADFed
+v1 has the tables and figures of v2 but for its Table 2; Vo & Rakotobe have no experiments."""
 
 
 class Paper(NamedTuple):
@@ -87,12 +94,42 @@ class Experiment(NamedTuple):
     records: list[str] = []  # noqa: RUF012
 
 
-def read() -> tuple[dict[str, Paper], list[Row], list[Experiment]]:
-    """The papers by key, the rows and the experiments, as docs/papers.toml has them."""
+class Figure(NamedTuple):
+    """Tables or figures of a paper.
+
+    Attributes:
+        paper: the paper's key.
+        what: their numbers.
+        size: "full", "small" or "absent".
+        command: the command that makes them.
+        python: a call that does, in place of a command.
+        note: the reason for the size, and what differs.
+    """
+
+    paper: str
+    what: str
+    size: str
+    command: str = ""
+    python: str = ""
+    note: str = ""
+
+
+class Page(NamedTuple):
+    """The contents of docs/papers.toml, papers by key."""
+
+    papers: dict[str, Paper]
+    rows: list[Row]
+    experiments: list[Experiment]
+    figures: list[Figure]
+
+
+def read() -> Page:
+    """Returns the contents of docs/papers.toml."""
     data = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     papers = [Paper(**paper) for paper in data["papers"]]
     experiments = [Experiment(**experiment) for experiment in data["experiments"]]
-    return {p.key: p for p in papers}, [Row(**row) for row in data["rows"]], experiments
+    figures = [Figure(**figure) for figure in data["figures"]]
+    return Page({p.key: p for p in papers}, [Row(**r) for r in data["rows"]], experiments, figures)
 
 
 def page() -> str:
@@ -100,10 +137,14 @@ def page() -> str:
     sys.path.insert(0, str(SOURCE.parents[1]))
     from benchmarks.reproduce import times
 
-    papers, rows, experiments = read()
+    papers, rows, experiments, figures = read()
     lines = [HEAD.format(all=len(rows), here=sum(not row.why for row in rows))]
     lines += ["", EXPERIMENTS, "", "| command | time |", "| --- | --- |"]
     lines += [f"| `{e.command}` | {times.told(times.read(e.records))} |" for e in experiments]
+    lines += ["", FIGURES, ""]
+    lines += ["| table or figure | size | command | note |", "| --- | --- | --- | --- |"]
+    for f in figures:
+        lines.append(_cells(f"{papers[f.paper].short}: {f.what}", f.size, _code(f), f.note))
     for key, paper in papers.items():
         lines += ["", f"## {paper.short}", "", f"{paper}.", ""]
         lines += ["| method or system | named in | here |", "| --- | --- | --- |"]
@@ -113,8 +154,15 @@ def page() -> str:
 
 def _line(row: Row, papers: dict[str, Paper]) -> str:
     places = (f"{papers[key].short} {_places(found)}" for key, found in row.named.items())
-    cells = row.name, "; ".join(places), _here(row)
+    return _cells(row.name, "; ".join(places), _here(row))
+
+
+def _cells(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _code(entry: Row | Figure) -> str:
+    return f"`{entry.command or entry.python}`" if entry.command or entry.python else ""
 
 
 def _places(sections: list[str]) -> str:
@@ -124,7 +172,7 @@ def _places(sections: list[str]) -> str:
 def _here(row: Row) -> str:
     if row.why:
         return row.why
-    return f"`{row.command or row.python}`" + (f"; {row.note}" if row.note else "")
+    return _code(row) + (f"; {row.note}" if row.note else "")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -67,3 +69,45 @@ def test_records_of_benchmarks_say_what_run_folders_say(
     check_summary(path, made)
     with pytest.raises(ValueError, match="damaged: dirty cannot be 'maybe'"):
         check_summary(path, made | {"dirty": "maybe"})
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(RESULTS.glob("*.md"))}
+UNNAMED = re.compile(r"Made on (.+?); the records? names? no commit\.")
+"""The line of pages whose records are older than the commit in records, with their dates."""
+
+
+def names(page: str, file: Path) -> bool:
+    """Returns whether a page names a file or its folder."""
+    top = file.relative_to(RESULTS).parts[0] + ("/" if file.parent != RESULTS else "")
+    return re.search(rf"(?<![\w/]){re.escape(top)}", PAGES[page]) is not None
+
+
+def records_of(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8")
+    return [*map(json.loads, text.splitlines() if file.suffix == ".jsonl" else [text])]
+
+
+FILES = sorted(f for f in RESULTS.rglob("*.json*") if not f.name.endswith("config.json"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_of_results_names_the_commits_of_its_records(page: str) -> None:
+    """Or says that there is none, which records since 28 November 2026 have."""
+    unnamed = UNNAMED.search(PAGES[page])
+    old = []
+    for record in (r for file in FILES if names(page, file) for r in records_of(file)):
+        if record.get("commit") is None:
+            old.append(record.get("date", "")[:10])
+        else:
+            assert record["commit"][:7] in PAGES[page]
+            assert record.keys() >= {"command", "versions", "xla_flags", "date", "machine"}
+    assert max(old, default="") < "2026-11-28"
+    assert all(unnamed and date in unnamed[1] for date in old)
+    assert unnamed or re.search(r"\b(?=[a-f]*\d)[0-9a-f]{7}\b", PAGES[page])
+
+
+def test_every_record_has_one_page() -> None:
+    assert FILES
+    for file in FILES:
+        assert sum(names(page, file) for page in PAGES) == 1, file

@@ -7,23 +7,33 @@ import shlex
 from functools import reduce
 from pathlib import Path
 
+import jax
 import papers
 import pytest
+from conftest import known
 
 import fedjax_sim as fs
 from benchmarks.reproduce import times
-from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.bench import main
+from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.partition import expected_emd
 
-PAPERS, ROWS, EXPERIMENTS = papers.read()
+PAPERS, ROWS, EXPERIMENTS, FIGURES = papers.read()
 NAMES = sorted(row.name for row in ROWS)
 BY_NAME = {row.name: row for row in ROWS}
 WHY = ("Not written: ", "Outside: ")
 
 
 def flags(row: papers.Row) -> list[str]:
-    """The commands of a row, its own and those of its note or reason."""
-    return [row.command, *re.findall(r"`(--[^`]+)`", row.note + row.why)]
+    """Returns the commands of a row, its own and those of its note or reason, with its method."""
+    method = re.findall(r"--algo \w+", row.command)
+    noted = re.findall(r"`(--[^`]+)`", row.note + row.why)
+    return [row.command, *(" ".join([*([] if "--algo" in s else method), s]) for s in noted)]
+
+
+COMMANDS = sorted({s: 0 for row in ROWS for s in flags(row) if s}, key=lambda s: "--dataset" in s)
+"""Data sets that are loaded from a folder come last."""
 
 
 def test_names_are_unique_and_in_the_order_of_the_papers() -> None:
@@ -51,14 +61,34 @@ def test_a_row_says_where_it_is_named_and_what_is_here(name: str) -> None:
     assert row.why.endswith(".") == bool(row.why)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if any(flags(BY_NAME[name]))])
-def test_commands_are_read_and_their_methods_listed(name: str) -> None:
-    row = BY_NAME[name]
-    method = re.findall(r"--algo \w+", row.command)
-    for text in filter(None, flags(row)):
-        given = shlex.split(" ".join([*method, text]))
-        config = parse(given)
-        assert "--algo" not in given or config.algo in ALGORITHMS.own
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run, with the files that they name."""
+    made = tmp_path_factory.mktemp("papers")
+    weights = load_model("mlp", fs.load_dataset("digits")).init(jax.random.key(0))
+    fs.save_weights(made / "pretrained.npz", weights)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_runs(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Two rounds of one seed, all in one process, so that commands share compiled programs."""
+    monkeypatch.chdir(folder)
+    given, out = shlex.split(command), folder / str(COMMANDS.index(command))
+    few = ["--clients", "20"]
+    if "--dataset" in given:
+        request.getfixturevalue("data_dir")
+        few = ["--clients-per-round", "2"]
+    few += ["--compare", "none", "--rounds", "2", "--seeds", "1", "--no-cache", "--devices", "1"]
+    assert main([*few, *given, "--out", str(out)]) == 0
+    done = fs.load_run(out)
+    (name,) = done.algorithms
+    assert "--algo" not in given or given[given.index("--algo") + 1] == name
+    assert 0 < done.summary[name]["accuracy_last"] <= 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,6 +125,32 @@ def test_the_times_of_experiments_are_those_of_records() -> None:
     toml = {str(path.relative_to(root)) for path in (root / "benchmarks/reproduce").glob("*.toml")}
     commands = {"fedaug", "ozdayi", "phase_shift", "radfed", "skew"}
     assert run == commands | toml
+
+
+def test_figures_are_made_by_the_experiments_or_by_flags() -> None:
+    commands = {experiment.command for experiment in EXPERIMENTS} | {""}
+    for figure in FIGURES:
+        assert figure.paper in PAPERS
+        assert figure.size in ("full", "small", "absent")
+        assert figure.note or figure.size == "full"
+        assert figure.command or figure.python or figure.size == "absent"
+        if figure.command not in commands:
+            assert shlex.split(figure.command)[:3] == ["python", "-m", "fedjax_sim.bench"]
+            parse(shlex.split(figure.command)[3:])
+
+
+def test_table_3_1_of_the_thesis() -> None:
+    """EMD of related work, as printed; ll(3) is printed with 1.2, for 2(1 - 3/10)."""
+    printed = {
+        ("q(0.5)", 10, 10): 0.8, ("ll(2)", 10, 10): 1.6, ("ll(5)", 10, 10): 1.0,
+        ("ll(2, 0.2)", 10, 5): 0.3, ("ll(2, 0.6)", 10, 5): 1.0, ("ll(2, 0.8)", 10, 5): 1.3,
+        ("ll(2, 1.0)", 62, 31): 1.9, ("ll(2, 0.9)", 62, 31): 1.7, ("dirichlet(0.5)", 10, 10): 0.9,
+        ("ll(1)", 10, 10): 1.8, ("dirichlet(0.1)", 10, 16): 1.4, ("ll(20)", 100, 100): 1.6,
+    }  # fmt: skip
+    for setting, emd in printed.items():
+        assert round(known(expected_emd(*setting)), 1) == emd
+    assert round(known(expected_emd("ll(3)", 10, 10)), 1) == 1.4
+    assert 'fs.partition.expected_emd("ll(3)", 10, 10)' in [figure.python for figure in FIGURES]
 
 
 def test_an_experiment_begins_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:

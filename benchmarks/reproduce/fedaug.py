@@ -13,7 +13,8 @@ numbers: the tables have the differences that its text states.
 The thesis says of E that it counts unaltered samples, so that all methods do as many steps (section
 5.1.2), and that E grows until unaltered and augmented samples are all included (section 5.4). The
 figures take the first; `--figures grown` runs the second, where FedAvg does as many steps as the
-FedAug beside it, and prints a table alone.
+FedAug beside it, and prints a table alone. `--figures toolkit` has FedNova and FedProx of Figure
+6.1 as the public version of the thesis' toolkit computes them.
 """
 
 import argparse
@@ -55,7 +56,7 @@ from fedjax_sim.data import Dataset, fedaug
 from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.partition import Partition, parse_sampler
 
-FIGURES = ("5", "grown", "6.1")
+FIGURES = ("5", "grown", "6.1", "toolkit")
 FIGURE = {"fashion_mnist": "5.2", "mnist": "5.3", "cifar10": "5.4"}
 ROUNDS = {"mnist": 8, "fashion_mnist": 10, "cifar10": 40}  # captions of the figures
 CLIENTS = 20
@@ -100,7 +101,8 @@ CHANGE: dict[
     ("cifar10", 1.4, 0.8): "+10",
 }
 TWO_AND_FEDAUG = "two phases, FedAug-0.8"
-# The toolkit (JMGaljaard/fltk-testbed at ca898755) subtracts a client's change c twice and adds
+OURS = {"two phases", "FedAug-0.8"}  # not in the thesis' Figure 6.1
+# The toolkit (JMGaljaard/fltk-testbed at e0307a6) subtracts a client's change c twice and adds
 # tau_eff c / a: with momentum 0.9 and 20 clients 0.005 c. Its FedProx never adapts mu.
 TOOLKIT_STEP = fs.server.optimizer(optax.sgd(1.995))
 COMBINED = {  # points over FedAvg in Figure 6.1 (6.4)
@@ -166,8 +168,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = made.add_argument
     add("--datasets", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
     add("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NUMBER",
-        help="5 for that of 5.2 to 5.4, grown for it with the other reading of E, or 6.1 "
-        "(default: all)")  # fmt: skip
+        help="5 for that of 5.2 to 5.4, grown for it with the other reading of E, 6.1, or toolkit "
+        "for its FedNova and FedProx in 6.1 (default: all)")  # fmt: skip
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
     return parse_sized(
         made,
@@ -283,9 +285,12 @@ def bar_cells(
 
 
 def combined(
-    dataset: Dataset, name: str, args: argparse.Namespace
+    dataset: Dataset, name: str, args: argparse.Namespace, *, toolkit: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Curve]]:
-    """Figure 6.1 with the settings of Table 6.1, and the two halves of two-phase FedAug alone."""
+    """Figure 6.1 with the settings of Table 6.1, and the two halves of two-phase FedAug alone.
+
+    Or FedAvg, FedProx and FedNova alone, as the toolkit computes them.
+    """
     model, seeds = thesis_model(name, dataset), range(args.seeds)
     plain_parts, raised = (
         official(dataset, [clients(dataset, 1.4, target, s) for s in seeds], seeds)
@@ -299,17 +304,22 @@ def combined(
     # E becomes 9 and the rounds 12: as much traffic, as many epochs.
     two = Arm(fs.phase_shift(local, phases=2, mode="epochs", **common), rounds * 4 // 3)
     one = Arm(fs.fedavg(local, **common), rounds)
-    arms = {
-        "FedAvg": one,
-        "FedProx": Arm(fedprox(local, adaptive=True, **common), rounds),
-        "FedNova": Arm(fednova(anew, lr=args.size.lr, momentum=MOMENTUM, **common), rounds),
-        # What the toolkit computes by these names.
-        "FedProx, toolkit": Arm(fedprox(anew, mu=0.01, **common), rounds),
-        "FedNova, toolkit": Arm(fs.compose(anew, server=TOOLKIT_STEP, **common), rounds),
-        "two phases": two,
-    }
-    curves = run(arms, model, plain_parts, dataset.classes)
-    curves |= run({"FedAug-0.8": one, TWO_AND_FEDAUG: two}, model, raised, dataset.classes)
+    if toolkit:
+        arms = {
+            "FedAvg": one,
+            "FedProx, toolkit": Arm(fedprox(anew, mu=0.01, **common), rounds),
+            "FedNova, toolkit": Arm(fs.compose(anew, server=TOOLKIT_STEP, **common), rounds),
+        }
+        curves = run(arms, model, plain_parts, dataset.classes)
+    else:
+        arms = {
+            "FedAvg": one,
+            "FedProx": Arm(fedprox(local, adaptive=True, **common), rounds),
+            "FedNova": Arm(fednova(anew, lr=args.size.lr, momentum=MOMENTUM, **common), rounds),
+            "two phases": two,
+        }
+        curves = run(arms, model, plain_parts, dataset.classes)
+        curves |= run({"FedAug-0.8": one, TWO_AND_FEDAUG: two}, model, raised, dataset.classes)
     base = curves["FedAvg"].accuracy[-1]
     rows = [
         {
@@ -356,13 +366,14 @@ def draw_combined(accuracy: Mapping[str, NDArray[np.float64]], title: str, path:
     figure = picture(6.5, 4.2)
     axis = figure.subplots()
     for i, (key, values) in enumerate(accuracy.items()):
-        colour = "C7" if key in ("two phases", "FedAug-0.8") else "C0"
+        colour = "C7" if key in OURS else "C0"
         draw_dots(axis, np.array([i]), values[None], colour, colour, key)
     axis.axhline(accuracy["FedAvg"].mean(), color="C0", linestyle="dashed", linewidth=0.8)
     names = [key.replace(", ", ",\n") for key in accuracy]
     axis.set_xticks(range(len(names)), names, fontsize=8)
     axis.set_ylabel("test accuracy after the last round (%)")
-    axis.set_title(f"{title}\n(grey: not in the thesis)", fontsize=10)
+    note = "\n(grey: not in the thesis)" if accuracy.keys() & OURS else ""
+    axis.set_title(title + note, fontsize=10)
     plain([axis])
     figure.savefig(path)
 
@@ -387,7 +398,11 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     """One figure on one data set: runs, table, record and picture."""
     started = time.time()
     number = FIGURE[name] if figure == "5" else figure
-    told = f"Figure {FIGURE[name]} with E grown" if figure == "grown" else f"Figure {number}"
+    special = {
+        "grown": f"Figure {FIGURE[name]} with E grown",
+        "toolkit": "Figure 6.1, FedProx and FedNova as in the toolkit",
+    }
+    told = special.get(figure, f"Figure {number}")
     title = f"{told}: {name}, {len(dataset.train_y):,} training samples"
     title = f"{title}, {args.seeds} seeds"
     small = "_small" if args.small else ""
@@ -401,7 +416,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     elif figure == "grown":
         rows, curves = grown(dataset, name, args)
     else:
-        rows, curves = combined(dataset, name, args)
+        rows, curves = combined(dataset, name, args, toolkit=figure == "toolkit")
         last = {key: c.accuracy[-1] for key, c in curves.items()}
         draw_combined(last, title, stem.with_suffix(".png"))
     print(f"\n## {title}\n\n{markdown(rows)}\n", flush=True)

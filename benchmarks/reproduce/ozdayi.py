@@ -186,9 +186,9 @@ def table(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
 
 
 def draw(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Curves by table, and all of them beside the paper's numbers."""
-    figure = picture(15, 6.5)
-    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[2, 1])[0]
+    """Curves by table, and the last accuracies with those of the paper, on an axis of their own."""
+    figure = picture(16, 6.5)
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[3, 2])[0]
     panels = left.subplots(2, 3).ravel()
     panels[-1].set_axis_off()
     for axis, number in zip(panels, "12345", strict=False):
@@ -201,17 +201,19 @@ def draw(curves: Mapping[str, Curve], title: str, path: Path) -> None:
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     for axis in panels[::3]:
         axis.set_ylabel("test accuracy (%)", fontsize=9)
-    summary = right.subplots()
+    paper, ours = right.subplots(1, 2, sharey=True)
     for y, (name, row) in enumerate(PAPER.items()):
         last = curves[name].accuracy[-1]
-        summary.plot(last, np.full(len(last), y), "o", color="tab:blue", alpha=0.55, markersize=5)
-        summary.errorbar(row.mean, y, xerr=row.std, fmt="D", color="tab:red", markersize=5)
-    summary.set_yticks(range(len(PAPER)), PAPER)
-    summary.invert_yaxis()
-    summary.set_xlabel("accuracy after the last round (%)", fontsize=9)
-    summary.set_title("ours by seed (blue), paper on CIFAR-10 (red)", fontsize=10)
+        paper.errorbar(row.mean, y, xerr=row.std, fmt="D", color="tab:red", markersize=5)
+        ours.plot(last, np.full(len(last), y), "o", color="tab:blue", alpha=0.55, markersize=5)
+    paper.set_yticks(range(len(PAPER)), PAPER)
+    paper.invert_yaxis()
+    paper.set_title("the paper, CIFAR-10", fontsize=10)
+    ours.set_title("ours by seed", fontsize=10)
+    for axis in (paper, ours):
+        axis.set_xlabel("accuracy, last round (%)", fontsize=9)
     figure.suptitle(title, fontsize=11)
-    plain([*panels, summary])
+    plain([*panels, paper, ours])
     figure.savefig(path)
 
 
