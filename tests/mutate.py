@@ -1577,6 +1577,15 @@ MUTANTS = [
     Mutant("run/prefetch.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/prefetch.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "list_starts(data, clients)", "data.start[clients]", WINDOWS),
+    Mutant(
+        "server/diagnostics.py", "weight * (1 - share)", "weight * share", tests("dissimilarity")
+    ),
+    Mutant(
+        "server/diagnostics.py",
+        "real / jnp.maximum(client",
+        "1 / jnp.maximum(client",
+        tests("dissimilarity"),
+    ),
     Mutant("run/runner.py", "+= block if name", "+= 0 if name", WINDOWS),
     Mutant("run/cache.py", "_programs.pop(owner, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),

@@ -302,6 +302,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Diagnostic": {
         "model_divergence": fs.diagnostics.model_divergence,
         "central_divergence": lambda: fs.diagnostics.central_divergence(update()),
+        "gradient_dissimilarity": lambda: fs.diagnostics.gradient_dissimilarity(risk()),
         "models_taken": fs.diagnostics.models_taken,
     },
     "Finish": {
@@ -346,7 +347,7 @@ LOOPS = {
     "PreAggregation": {"trust", "suspicion"},
     "Selection": {"deep_q"},
     "Server": {"distilled", "train_beside", "train_on_root"},
-    "Diagnostic": {"central_divergence"},
+    "Diagnostic": {"central_divergence", "gradient_dissimilarity"},
 }
 
 
