@@ -1242,7 +1242,8 @@ MUTANTS = [
     # selections that know losses and seconds
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
     Mutant("plan/selection.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
-    Mutant("plan/selection.py", "if data.budget is not None", "if False", CHOSEN),
+    Mutant("plan/selection.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/selection.py", "start[0], start[-1], jnp", "start[0], start[-2], jnp", CHOSEN),
     Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
     Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),
     Mutant("plan/seconds.py", ", allowed=outlook.awake", "", CHOSEN),

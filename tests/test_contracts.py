@@ -112,6 +112,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Selection": {
         "uniform": fs.selection.uniform,
         "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
+        "with_replacement": fs.selection.with_replacement,
         "importance": lambda: fs.selection.importance(score),
         "poisson": lambda: fs.selection.poisson(2),
         "shuffled": fs.selection.shuffled,
@@ -533,7 +534,7 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     chex.assert_type(clients, jnp.int32)
     assert ((clients >= 0) & (clients <= N)).all()
     drawn = [k for k in clients.tolist() if k < N]
-    assert len(set(drawn)) == len(drawn)
+    assert part.repeats or len(set(drawn)) == len(drawn)
     if part.active is None:
         assert len(drawn) == SLOTS
     assert (clients == last)[~free].all()
