@@ -493,6 +493,8 @@ MUTANTS = [
         "after",
         SENDING,
     ),
+    Mutant("attacks/_directed.py", "sign * extreme > 0", "sign * extreme < 0", tests("robust")),
+    Mutant("attacks/_directed.py", "< m - c - 2", "< m - c - 1", tests("robust")),
     Mutant(
         "attacks/_optimised.py", "growing = growing & better", "growing = better", tests("robust")
     ),

@@ -246,6 +246,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "alie": lambda: fs.sending.alie(MALICIOUS, z=1.5),
         "ipm": lambda: fs.sending.ipm(MALICIOUS),
         "mimic": lambda: fs.sending.mimic(MALICIOUS),
+        "fang_trim": lambda: fs.sending.fang_trim(MALICIOUS),
+        "fang_krum": lambda: fs.sending.fang_krum(MALICIOUS, fs.aggregators.krum(0.2), 2),
         "optimised": lambda: fs.sending.optimised(MALICIOUS, fs.aggregators.mean, evaluations=2),
     },
     "Weighting": {

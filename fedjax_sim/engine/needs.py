@@ -96,7 +96,7 @@ APART = Need(
     "sending",
     "messages that do not depend on other clients' messages",
     lambda parts: all(part.together is None for part in parts.sending),
-    "sending without alie, ipm, mimic and optimised",
+    "sending without alie, fang_krum, fang_trim, ipm, mimic and optimised",
 )
 OWN_SAMPLES = Need(
     "local",
