@@ -536,6 +536,7 @@ def test_fang_on_the_trimmed_mean(dozen: np.ndarray) -> None:
     """All four cases of sign and side, by the paper's intervals; uniform within them."""
     b, wide = 3.0, np.tile(dozen * [1, -1, 1, -1, 1][:WIDTH], 400)
     wide[:, ::3] += 3 * np.sign(np.nansum(wide[:, ::3], axis=0))  # extremes with the sum's sign
+    wide[3, 7::11] = 99  # the attackers' own updates count in the sum
     wide = wide.astype(np.float32)
     s = np.sign(wide[SENDS].astype(np.float64).sum(axis=0))
     low, high = wide[LOYAL].min(axis=0), wide[LOYAL].max(axis=0)
