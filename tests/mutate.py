@@ -493,6 +493,8 @@ MUTANTS = [
         "after",
         SENDING,
     ),
+    Mutant("attacks/_directed.py", "sign * extreme > 0", "sign * extreme < 0", tests("robust")),
+    Mutant("attacks/_directed.py", "< m - c - 2", "< m - c - 1", tests("robust")),
     Mutant(
         "attacks/_optimised.py", "growing = growing & better", "growing = better", tests("robust")
     ),
@@ -1248,7 +1250,8 @@ MUTANTS = [
     # selections that know losses and seconds
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
     Mutant("plan/selection.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
-    Mutant("plan/selection.py", "if data.budget is not None", "if False", CHOSEN),
+    Mutant("plan/selection.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/selection.py", "start[0], start[-1], jnp", "start[0], start[-2], jnp", CHOSEN),
     Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
     Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),
     Mutant("plan/seconds.py", ", allowed=outlook.awake", "", CHOSEN),
@@ -1583,6 +1586,15 @@ MUTANTS = [
     Mutant("run/prefetch.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
     Mutant("run/prefetch.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "list_starts(data, clients)", "data.start[clients]", WINDOWS),
+    Mutant(
+        "server/diagnostics.py", "weight * (1 - share)", "weight * share", tests("dissimilarity")
+    ),
+    Mutant(
+        "server/diagnostics.py",
+        "real / jnp.maximum(client",
+        "1 / jnp.maximum(client",
+        tests("dissimilarity"),
+    ),
     Mutant("run/runner.py", "+= block if name", "+= 0 if name", WINDOWS),
     Mutant("run/cache.py", "_programs.pop(owner, None)", "pass", REUSE),
     Mutant("run/functions.py", "made.model,\n", "\n", REUSE),

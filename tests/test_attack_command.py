@@ -50,6 +50,8 @@ ATTACKS: dict[str, Any] = {
     "alie(z=1.5)": lambda m: attacks.alie(m, z=1.5),
     "ipm(epsilon=3)": lambda m: attacks.ipm(m, 3.0),
     "mimic(target=1)": lambda m: attacks.mimic(m, target=1),
+    "fang_trim(b=3)": lambda m: attacks.fang_trim(m, b=3.0),
+    "fang_krum": lambda m: attacks.fang_krum(m, rule=MEDIAN),
     "optimised": lambda m: attacks.optimised(m, rule=MEDIAN, preaggregation=()),
     "optimised(mean, evaluations=4)": lambda m: attacks.optimised(
         m, rule=MEDIAN, preaggregation=(), along="mean", evaluations=4
@@ -122,8 +124,8 @@ REFUSED = {
     "unknown": (
         ["--attack", "flip", "--attackers", "0.5"],
         "--attack: must be one of sign_flip(scale=4.0), gaussian(sigma), alie(z=None), "
-        "ipm(epsilon=0.5), mimic(target=0), optimised(along='spread', evaluations=20), label_flip, "
-        "got 'flip'",
+        "ipm(epsilon=0.5), mimic(target=0), fang_trim(b=2.0), fang_krum(evaluations=20), "
+        "optimised(along='spread', evaluations=20), label_flip, got 'flip'",
     ),
     "needed": (["--attack", "gaussian", "--attackers", "0.5"], "gaussian(sigma), alie"),
     "argument": (["--attack", "ipm(scale=2)", "--attackers", "0.5"], "got 'ipm(scale=2)'"),

@@ -112,6 +112,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Selection": {
         "uniform": fs.selection.uniform,
         "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
+        "with_replacement": fs.selection.with_replacement,
         "importance": lambda: fs.selection.importance(score),
         "poisson": lambda: fs.selection.poisson(2),
         "shuffled": fs.selection.shuffled,
@@ -245,6 +246,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "alie": lambda: fs.sending.alie(MALICIOUS, z=1.5),
         "ipm": lambda: fs.sending.ipm(MALICIOUS),
         "mimic": lambda: fs.sending.mimic(MALICIOUS),
+        "fang_trim": lambda: fs.sending.fang_trim(MALICIOUS),
+        "fang_krum": lambda: fs.sending.fang_krum(MALICIOUS, fs.aggregators.krum(0.2), 2),
         "optimised": lambda: fs.sending.optimised(MALICIOUS, fs.aggregators.mean, evaluations=2),
     },
     "Weighting": {
@@ -302,6 +305,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Diagnostic": {
         "model_divergence": fs.diagnostics.model_divergence,
         "central_divergence": lambda: fs.diagnostics.central_divergence(update()),
+        "gradient_dissimilarity": lambda: fs.diagnostics.gradient_dissimilarity(risk()),
         "models_taken": fs.diagnostics.models_taken,
     },
     "Finish": {
@@ -346,7 +350,7 @@ LOOPS = {
     "PreAggregation": {"trust", "suspicion"},
     "Selection": {"deep_q"},
     "Server": {"distilled", "train_beside", "train_on_root"},
-    "Diagnostic": {"central_divergence"},
+    "Diagnostic": {"central_divergence", "gradient_dissimilarity"},
 }
 
 
@@ -532,7 +536,7 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     chex.assert_type(clients, jnp.int32)
     assert ((clients >= 0) & (clients <= N)).all()
     drawn = [k for k in clients.tolist() if k < N]
-    assert len(set(drawn)) == len(drawn)
+    assert part.repeats or len(set(drawn)) == len(drawn)
     if part.active is None:
         assert len(drawn) == SLOTS
     assert (clients == last)[~free].all()

@@ -20,7 +20,8 @@ DECLARED = {
     "at least 1": """
         adaptive_proximal.patience astraea.mediator_epochs banded_mechanism.bands bucketing.size
         budgeted.most classification.classes delayed.rounds discrepancy.classes
-        geometric_median.iterations learned.peers low_rank.rank mediators.clients_each
+        fang_krum.evaluations geometric_median.iterations learned.peers low_rank.rank
+        mediators.clients_each
         moreau_envelope.inner_steps multi_krum.keep multi_label.labels next_token.vocabulary
         optimised.evaluations past_models.buffer peer_means.mix_samples
         per_fedavg.fine_tuning_steps power_of_choice.candidates

@@ -445,7 +445,8 @@ def test_without_honest_updates_there_is_nothing_to_forge(rows: np.ndarray) -> N
     attack: Sending
     for attack in (
         attacks.ipm(everyone), attacks.mimic(everyone),
-        attacks.optimised(everyone, aggregators.mean),
+        attacks.optimised(everyone, aggregators.mean), attacks.fang_trim(everyone),
+        attacks.fang_krum(everyone, aggregators.krum(0.1)),
     ):  # fmt: skip
         sent = sent_by(attack, updates, jnp.asarray(WEIGHTS > 0), jax.random.key(0))
         assert_trees(sent, updates)
@@ -505,6 +506,79 @@ def test_optimised(along: Any, name: str) -> None:
     assert strength > 0
     np.testing.assert_allclose(ours[hostile], [forged(strength)] * 2, rtol=1e-3, atol=1e-3)
     np.testing.assert_array_equal(ours[honest], rows[honest])
+
+
+DOZEN = np.arange(12)
+TRAITORS, SENDS = np.isin(DOZEN, [3, 7, 11]), ~np.isin(DOZEN, [5, 11])
+HOSTILE, LOYAL = [3, 7], np.setdiff1d(np.flatnonzero(SENDS), [3, 7])
+
+
+@pytest.fixture(scope="module")
+def dozen() -> np.ndarray:
+    """Updates of ten clients, of whom two attack; two more are not there."""
+    out = (0.3 + 0.5 * np.random.default_rng(8).normal(size=(12, WIDTH))).astype(np.float32)
+    out[[5, 11]] = np.nan
+    return out
+
+
+def directed(attack: Any, rows: np.ndarray, key: int = 0) -> np.ndarray:
+    """What the two attackers send."""
+    sent = jax.jit(attack.together)(
+        jax.random.key(key), Variables(jnp.asarray(rows), ()), jnp.asarray(DOZEN, jnp.int32),
+        jnp.asarray(SENDS),
+    )  # fmt: skip
+    ours = np.asarray(sent.params)
+    np.testing.assert_array_equal(ours[LOYAL], rows[LOYAL])
+    return ours[HOSTILE]
+
+
+def test_fang_on_the_trimmed_mean(dozen: np.ndarray) -> None:
+    """All four cases of sign and side, by the paper's intervals; uniform within them."""
+    b, wide = 3.0, np.tile(dozen * [1, -1, 1, -1, 1][:WIDTH], 400)
+    wide[:, ::3] += 3 * np.sign(np.nansum(wide[:, ::3], axis=0))  # extremes with the sum's sign
+    wide[3, 7::11] = 99  # the attackers' own updates count in the sum
+    wide = wide.astype(np.float32)
+    s = np.sign(wide[SENDS].astype(np.float64).sum(axis=0))
+    low, high = wide[LOYAL].min(axis=0), wide[LOYAL].max(axis=0)
+    first = np.where(s > 0, np.where(low > 0, low / b, b * low), high)
+    last = np.where(s > 0, low, np.where(high > 0, b * high, high / b))
+    cases = {(bool(up), bool(end > 0)) for up, end in zip(s > 0, first, strict=True)}
+    assert len(cases) == 4
+    sent = directed(attacks.fang_trim(TRAITORS, b), wide)
+    place = (sent - first) / (last - first)
+    assert place.min() > -1e-5
+    assert place.max() < 1 + 1e-5
+    assert stats.kstest(place.ravel(), "uniform").pvalue > 1e-3
+    assert (sent[0] != sent[1]).mean() > 0.99
+    assert (sent != directed(attacks.fang_trim(TRAITORS, b), wide, 1)).mean() > 0.99
+    changed = wide[SENDS].copy()
+    changed[np.searchsorted(np.flatnonzero(SENDS), HOSTILE)] = sent
+    means = [np.sort(rows, axis=0)[2:-2].mean(axis=0) for rows in (changed, wide[SENDS])]
+    assert (s * (means[0] - means[1]) < 1e-6).all()  # the trimmed mean moves backwards everywhere
+
+
+@pytest.mark.parametrize("evaluations", [1, 20])
+def test_fang_on_krum(dozen: np.ndarray, evaluations: int) -> None:
+    """The paper's bound and its halving, by loops."""
+    rows = dozen.astype(np.float64)
+    s, m, c, d = np.sign(rows[SENDS].sum(axis=0)), 10, 2, WIDTH
+    sums = []
+    for i in LOYAL:
+        others = sorted(np.linalg.norm(rows[i] - rows[j]) for j in LOYAL if j != i)
+        sums.append(sum(others[: m - c - 2]))
+    step = min(sums) / ((m - 2 * c - 1) * np.sqrt(d))
+    step += max(np.linalg.norm(rows[LOYAL], axis=1)) / np.sqrt(d)
+    halved = 0
+    for _ in range(evaluations - 1):
+        changed = rows.copy()
+        changed[HOSTILE] = -step * s
+        scores = krum_scores(changed[SENDS], 2)
+        if np.argmin(scores) in np.searchsorted(np.flatnonzero(SENDS), HOSTILE):
+            break
+        step, halved = step / 2, halved + 1
+    assert (0 < halved < 19) == (evaluations > 1)
+    attack = attacks.fang_krum(TRAITORS, aggregators.krum(0.2), evaluations)
+    np.testing.assert_allclose(directed(attack, dozen), [-step * s] * 2, rtol=1e-5)
 
 
 @jax.jit
@@ -768,6 +842,8 @@ FORGED: dict[str, Sending] = {
     "alie": attacks.alie(MALICIOUS),
     "ipm": attacks.ipm(MALICIOUS),
     "mimic": attacks.mimic(MALICIOUS, 2),
+    "fang_trim": attacks.fang_trim(MALICIOUS),
+    "fang_krum": attacks.fang_krum(MALICIOUS, aggregators.krum(0.2), 3),
     "optimised": attacks.optimised(MALICIOUS, aggregators.coordinate_median, evaluations=3),
 }
 
@@ -909,6 +985,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "epsilon must be positive and finite, got 0.0",
     ),
     "target": (lambda: attacks.mimic(MALICIOUS, 8), "target must be in 0..7, got 8"),
+    "b": (lambda: attacks.fang_trim(MALICIOUS, 1.0), "b must be above 1 and finite, got 1.0"),
     "along": (
         lambda: attacks.optimised(MALICIOUS, aggregators.mean, along="sign"),  # type: ignore[arg-type]
         "along must be 'spread' or 'mean', got 'sign'",

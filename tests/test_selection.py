@@ -14,6 +14,9 @@ import numpy as np
 import optax
 import pytest
 from conftest import SIZES, altered_data, make_federation, some_slow
+from fed import Fed, local_of
+from oracle import layers_of
+from scipy import stats
 
 import fedjax_sim as fs
 from fedjax_sim.base import ClientData, FedState, Metrics
@@ -652,3 +655,78 @@ def test_what_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         make()
     assert len(str(caught.value).splitlines()) == 1
+
+
+# ---- with replacement ----
+
+
+def numbers(draws: int, population: ClientData, slots: int) -> np.ndarray:
+    """Clients of ``draws`` rounds, ``[draws, slots]``."""
+    none, part = jnp.zeros(slots, jnp.int32), fs.selection.with_replacement()
+    keys = jax.random.split(jax.random.key(0), draws)
+
+    def draw(key: jax.Array) -> jax.Array:
+        return part.draw(key, (), population, none, none == 0, none)[0]
+
+    return np.asarray(jax.jit(jax.vmap(draw))(keys))
+
+
+@pytest.mark.parametrize("budget", [None, np.minimum(SIZES, 10).astype(np.int32)])
+def test_slots_are_drawn_independently_by_size(budget: np.ndarray | None) -> None:
+    """Each pair of clients with p_j p_k, also the same one twice: plain means are unbiased."""
+    population = altered_data(data(), budget=budget)
+    sizes = np.array(SIZES if budget is None else budget)
+    found = numbers(50_000, population, 2)
+    table = np.zeros((N, N))
+    np.add.at(table, (found[:, 0], found[:, 1]), 1)
+    p = sizes / sizes.sum()
+    assert stats.chisquare(table.ravel(), len(found) * np.outer(p, p).ravel()).pvalue > 0.01
+    values = np.arange(N) ** 2.0
+    means = values[found].mean(axis=1)
+    error = means.std() / np.sqrt(len(found))
+    assert abs(means.mean() - p @ values) < 3 * error
+    assert abs(values.mean() - p @ values) > 30 * error  # the mean over clients is another one
+
+
+def test_a_client_drawn_twice_counts_twice() -> None:
+    """The plain mean over the draw, on one device and on several."""
+    for execution in (ONE, fs.make_execution(4)):
+        algorithm = fs.compose(
+            local_of(net()), clients_per_round=5, selection=fs.selection.with_replacement(),
+            weighting=fs.weighting.equal,
+        ).on(execution)  # fmt: skip
+        found = fs.simulate(
+            algorithm, net(), data(), make_federation().test, rounds=2, classes=3,
+            execution=execution, record=lambda state: state.server,
+        )  # fmt: skip
+        plain = Fed(data(), layers_of(net().init(jax.random.fold_in(jax.random.key(0), 0))))
+        plain.equal, none = True, jnp.zeros(5, jnp.int32)
+        for t, evaluation in enumerate(found.evaluations):
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
+            drawn, _ = algorithm.parts.selection.draw(
+                stream(key, Round.SELECTION), (), data(), none, none == 0, none
+            )
+            assert len({*drawn.tolist()}) < 5
+            server = jax.tree.map(lambda a: a[0], evaluation.recorded)
+            for ours, theirs in zip(layers_of(server), plain.round(drawn.tolist()), strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+KEEPING = {"optimizer": optax.sgd(0.1, momentum=0.9), "optimizer_state": "keep"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "of_local", "message"),
+    [
+        ({"weighting": fs.weighting.by_samples}, {}, "clients that count equally"),
+        ({"flight": fs.flight.delayed(2)}, {}, "models that return in the round"),
+        ({}, {"corrections": (fs.corrections.scaffold(),)}, "clients that keep nothing"),
+        ({}, KEEPING, "clients that keep nothing"),
+    ],
+)
+def test_with_replacement_is_for_clients_without_memory(
+    parts: dict[str, Any], of_local: dict[str, Any], message: str
+) -> None:
+    given = {"weighting": fs.weighting.equal, "local": local().change(**of_local)} | parts
+    with pytest.raises(ValueError, match=r"selection with_replacement\(\) needs " + message):
+        algorithm(fs.selection.with_replacement(), None, **given)

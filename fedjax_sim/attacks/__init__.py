@@ -10,6 +10,7 @@ the data, see :func:`label_flip`.
 from __future__ import annotations
 
 from fedjax_sim.attacks._alone import gaussian, sign_flip
+from fedjax_sim.attacks._directed import fang_krum, fang_trim
 from fedjax_sim.attacks._malicious import Malicious, byzantine, label_flip
 from fedjax_sim.attacks._optimised import optimised
 from fedjax_sim.attacks._together import alie, ipm, mimic

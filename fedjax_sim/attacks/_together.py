@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 class Colluding(Attack):
-    """An attack in which all malicious clients of a round send the same parameters."""
+    """An attack of malicious clients who know each other; by default all send the same."""
 
     omniscient = True
     """Whether ``forge`` needs honest updates; without any, attackers send their true updates."""
@@ -38,10 +38,13 @@ class Colluding(Attack):
     def together(self, key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
         hostile = sends & self.hostile(client)
         honest = sends & ~hostile
-        forged = self.forge(key, Seen(updates, client, hostile, honest))
-        copies = tree.stack_copies(forged, len(client))
+        forged = self.forge_each(key, Seen(updates, client, hostile, honest))
         lying = hostile & jnp.any(honest) if self.omniscient else hostile
-        return updates._replace(params=tree.select_rows(lying, copies, updates.params))
+        return updates._replace(params=tree.select_rows(lying, forged, updates.params))
+
+    def forge_each(self, key: Array, seen: Seen) -> PyTree:
+        """Returns the parameters ``[P, *p]`` that attackers send, by row."""
+        return tree.stack_copies(self.forge(key, seen), len(seen.client))
 
     def forge(self, key: Array, seen: Seen) -> PyTree:
         """Returns the parameters ``[*p]`` that all attackers send."""

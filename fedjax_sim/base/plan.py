@@ -88,6 +88,12 @@ class Selection(Part):
         """Returns the new state, given ``client int32[P]`` (N: none) and its report ``[P]``."""
         return state
 
+    repeats = False
+    """Whether several slots may visit one client in a round; their updates are then the same.
+
+    It needs clients that keep nothing between their visits.
+    """
+
     may_idle = False
     """Whether there may be more slots than clients; some slots are then always idle."""
 

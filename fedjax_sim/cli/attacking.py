@@ -20,7 +20,16 @@ from fedjax_sim.round import Algorithm
 
 SENT: Mapping[str, Callable[..., Sending]] = {
     name: getattr(attacks, name)
-    for name in ("sign_flip", "gaussian", "alie", "ipm", "mimic", "optimised")
+    for name in (
+        "sign_flip",
+        "gaussian",
+        "alie",
+        "ipm",
+        "mimic",
+        "fang_trim",
+        "fang_krum",
+        "optimised",
+    )
 }
 """Attacks by what clients send; ``label_flip`` is one by what they learn from."""
 
@@ -86,8 +95,8 @@ class Attack(Group):
     attack: str | None = setting(
         None,
         lambda: (
-            f"what malicious clients do: {forms()}; optimised knows the method's aggregator, "
-            "label_flip learns from wrong labels"
+            f"what malicious clients do: {forms()}; fang_krum and optimised know the method's "
+            "aggregator, label_flip learns from wrong labels"
         ),
         shown="none",
         metavar="TEXT",
@@ -160,8 +169,9 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
             "few to sway a majority: give alie(z=1.5), or more --attackers"
         )
     parts = algorithm.parts
-    if name == "optimised":
-        options |= {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
+    known = {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
+    taken = inspect.signature(SENT[name]).parameters
+    options |= {key: value for key, value in known.items() if key in taken}
     with naming(f"--attack {attack.attack}"):
         part = SENT[name](malicious, **options)
         return algorithm.replace(sending=(part, *parts.sending))

@@ -10,7 +10,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.attacks import alie, gaussian, ipm, mimic, optimised, sign_flip
+from fedjax_sim.attacks import (
+    alie,
+    fang_krum,
+    fang_trim,
+    gaussian,
+    ipm,
+    mimic,
+    optimised,
+    sign_flip,
+)
 from fedjax_sim.base import (
     Array,
     ClientData,
@@ -31,6 +40,8 @@ __all__ = [
     "alie",
     "clip_norm",
     "compressed",
+    "fang_krum",
+    "fang_trim",
     "finite_only",
     "gaussian",
     "ipm",

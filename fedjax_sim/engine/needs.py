@@ -58,6 +58,12 @@ NOTHING_SHARED = Need(
     "local_sgd without scaffold, adaptive_proximal, server momentum, shared=... and "
     "optimizer_state='average'",
 )
+NOTHING_KEPT = Need(
+    "local",
+    "clients that keep nothing between their visits",
+    lambda parts: not _keeps(parts.local),
+    "local_sgd without scaffold, dynamic and companions, and optimizer_state='reset'",
+)
 NOTHING_AFTER = Need(
     "finish",
     "clients that send nothing after the last round",
@@ -90,7 +96,7 @@ APART = Need(
     "sending",
     "messages that do not depend on other clients' messages",
     lambda parts: all(part.together is None for part in parts.sending),
-    "sending without alie, ipm, mimic and optimised",
+    "sending without alie, fang_krum, fang_trim, ipm, mimic and optimised",
 )
 OWN_SAMPLES = Need(
     "local",
@@ -305,6 +311,15 @@ def meeting(parts: Any) -> int:
     for part in parts.preaggregation:
         rows = rows if part.mixes is None else part.mixes(rows)
     return rows
+
+
+def _keeps(local: Any) -> bool:
+    """Returns whether clients have a state, found on a model of one weight."""
+    one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
+    try:
+        return bool(jax.tree.leaves(jax.eval_shape(local.client_state, one)))
+    except Exception:  # it looks for names of leaves, to keep some of them
+        return True
 
 
 def shares(local: Any, *, weights: bool = False) -> bool:

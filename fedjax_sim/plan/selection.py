@@ -27,6 +27,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import by_size, distinct, draw_free
+from fedjax_sim.engine.needs import EQUAL_WEIGHTS
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.plan.reinforcement import deep_q
@@ -47,6 +48,7 @@ __all__ = [
     "shuffled",
     "tiers",
     "uniform",
+    "with_replacement",
     "within_deadline",
 ]
 
@@ -127,6 +129,35 @@ class everyone(Selection):
         visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
         return jnp.arange(len(free), dtype=jnp.int32), state
+
+
+class with_replacement(Selection):
+    r"""Draws every slot's client independently, in proportion to its samples (FedProx).
+
+    .. math:: k_1, \dots, k_m \sim n_k / n, \qquad w_{t+1} = \frac1m \sum_i w_{k_i}
+
+    With equal weights the mean over the draw is :math:`\sum_k \frac{n_k}{n} w_k`, without bias. A
+    client that is drawn twice sends the same update twice: in the mean, the traffic and the time.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
+    Algorithm 2.
+
+    >>> data = ClientData(None, None, None, jnp.array([0, 1, 1, 9]), 8)  # 1, 0 and 8 samples
+    >>> free, visits = jnp.ones(5, bool), jnp.zeros(5, jnp.int32)
+    >>> with_replacement().draw(jax.random.key(0), (), data, visits, free, visits)[0].tolist()
+    [2, 2, 2, 2, 2]
+    """
+
+    repeats = True
+    needs = (EQUAL_WEIGHTS,)
+
+    def draw(
+        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
+        visits: Array
+    ) -> tuple[Array, PyTree]:  # fmt: skip
+        start = _list_ends(data)
+        sample = jax.random.randint(key, (len(free),), start[0], start[-1], jnp.int32)
+        return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1, state
 
 
 class importance(Selection):
@@ -286,11 +317,15 @@ class power_of_choice(Selection):
         return state.at[client].set(info.loss, mode="drop") if self.score is None else state
 
     def _candidates(self, key: Array, state: PyTree, data: ClientData) -> Array:
-        start = data.start
-        if data.budget is not None:  # the place of each client in a list of all samples that count
-            ends = jnp.cumsum(data.budget, dtype=jnp.int32)
-            start = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
-        return by_size(key, min(self.candidates, data.clients), start)
+        return by_size(key, min(self.candidates, data.clients), _list_ends(data))
+
+
+def _list_ends(data: ClientData) -> Array:
+    """Returns ``int32[N + 1]``, where each client begins in a list of all samples that count."""
+    if data.budget is None:
+        return data.start
+    ends = jnp.cumsum(data.budget, dtype=jnp.int32)
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
 
 
 def _assign(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:

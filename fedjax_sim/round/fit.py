@@ -158,6 +158,8 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     if selection.see is not None:
         for need in (needs.NO_FLIGHT, needs.ONE_MODEL, needs.A_MODEL_SENT):
             yield "selection", selection, need
+    if selection.repeats:
+        yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
     if selection.times:
         yield "selection", selection, needs.CLOCK
     for part in parts.sending:

@@ -196,13 +196,16 @@ def _check_numbers(name: str, x: Array) -> None:
         raise ValueError(f"{name} must be {wanted} {kind}, got {low} to {high}")
 
 
-def check_cohorts(client: NDArray[np.int32], done: int, clients: int) -> None:
+def check_cohorts(
+    client: NDArray[np.int32], done: int, clients: int, repeats: bool = False
+) -> None:
     """Rejects a selection with one client in two slots, or with a client that does not exist.
 
     Args:
         client: ``int32[R, rounds, S]``, the client of each slot; N for an empty slot.
         done: number of rounds before these.
         clients: N.
+        repeats: whether several slots may have one client.
 
     >>> check_cohorts(np.array([[[0, 1], [4, 4], [2, 2]]]), done=0, clients=4)
     Traceback (most recent call last):
@@ -213,7 +216,7 @@ def check_cohorts(client: NDArray[np.int32], done: int, clients: int) -> None:
         raise ValueError(f"selection must give clients 0..{clients - 1}, or {clients}, got {wrong}")
     ordered = np.sort(client, axis=-1)
     twice = (ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] < clients)
-    if twice.any():
+    if twice.any() and not repeats:
         run, round_, slot = np.argwhere(twice)[0]
         raise ValueError(
             "selection must give each slot a client of its own, in round "

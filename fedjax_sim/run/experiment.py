@@ -169,7 +169,8 @@ class Experiment:
             try:
                 for done, interval in intervals:
                     clients = np.asarray(interval.metrics.client)
-                    check_cohorts(clients, done - interval.rounds, programs.data.clients)
+                    repeats = self.algorithm.parts.selection.repeats
+                    check_cohorts(clients, done - interval.rounds, programs.data.clients, repeats)
                     over, evaluation = False, None
                     if interval.scored is not None:
                         evaluation = ledger.evaluate(done, interval)

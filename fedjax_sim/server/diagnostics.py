@@ -11,20 +11,24 @@ import numpy as np
 
 from fedjax_sim.base import (
     Array,
+    Batch,
     ClientData,
     ClientView,
     Cohort,
+    Context,
+    Count,
     Diagnostic,
     LocalUpdate,
+    Objective,
     PyTree,
     Variables,
 )
 from fedjax_sim.clustering import models_taken
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.batches import root_view
-from fedjax_sim.engine.clients import list_starts
+from fedjax_sim.engine.batches import root_view, sweep
+from fedjax_sim.engine.clients import Visits, client_sizes, list_starts, samples_of, visits
 
-__all__ = ["central_divergence", "model_divergence", "models_taken"]
+__all__ = ["central_divergence", "gradient_dissimilarity", "model_divergence", "models_taken"]
 
 
 class model_divergence(Diagnostic):
@@ -124,6 +128,87 @@ class central_divergence(Diagnostic):
         gap = tree.subtract(_federated(server, models, cohort), trained.variables.params)
         divergence = tree.norm(gap) / tree.norm(trained.variables.params)
         return {"DC": divergence}, _Twin(trained.variables, trained.client_state, shared_state)
+
+
+class gradient_dissimilarity(Diagnostic):
+    r"""B² and BCGV: how far the clients' gradients are from each other at the server model.
+
+    .. math:: B^2 = \frac{\sum_k p_k \lVert \nabla F_k(w) \rVert^2}{\lVert \nabla F(w) \rVert^2},
+              \qquad
+              \text{BCGV} = \sum_k p_k \lVert \nabla F_k(w) - \nabla F(w) \rVert^2,
+              \qquad p_k = \frac{n_k}{n}, \quad \nabla F = \sum_k p_k \nabla F_k
+
+    w is the server model after the round, and the sums are over all N clients, whether or not they
+    trained. B² is 1 and BCGV is 0 if all clients have the same gradient. Both come from one pass
+    over the clients, in which mean and variance are updated client by client: the memory is that
+    of two gradients, and :math:`B^2 = 1 + \text{BCGV} / \lVert \nabla F \rVert^2` does not
+    subtract two large numbers. It reports ``B2`` and ``BCGV``, ``f32[]``, over the trainable
+    weights; a client without samples does not count.
+
+    Samples are taken in their stored order and without the local update's transforms; the model is
+    in training mode: BatchNorm sees minibatches of B. Every round costs a pass over the samples of
+    all clients, and every device runs it whole.
+
+    Args:
+        objective: F.
+        batch_size: B.
+
+    Raises:
+        ValueError: if batch_size is not positive; in the first round, if samples stream in or stay
+            on the host.
+
+    Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
+    Definition 3 (B²); Vo, Rakotobe 2020 <vo2020how>, Table 3 (BCGV, and B² as BGD).
+
+    Example:
+        >>> def squared_error(params, state, batch, context):
+        ...     return 0.5 * jnp.mean((params - batch.x) ** 2, where=batch.mask), state
+        >>> data = ClientData(jnp.array([1.0, 1.0, 4.0]), jnp.zeros(3, jnp.int32), jnp.arange(3),
+        ...                   jnp.array([0, 2, 3]), capacity=2)  # gradients -1 and -4 at w = 0
+        >>> none = Cohort(None, None, None, None, None, None, (), data)
+        >>> measure = gradient_dissimilarity(squared_error).measure
+        >>> values, _ = measure(None, (), Variables(jnp.float32(0), {}), None, none)
+        >>> {name: round(float(value), 4) for name, value in values.items()}  # 6 / 2², 6 - 2²
+        {'B2': 1.5, 'BCGV': 2.0}
+    """
+
+    objective: Objective
+    batch_size: Count = 128
+
+    def measure(
+        self, key: Array, state: PyTree, server: Variables, models: Variables, cohort: Cohort
+    ) -> tuple[dict[str, Array], PyTree]:
+        data, clients = cohort.data, jnp.arange(cohort.data.clients, dtype=jnp.int32)
+        samples = samples_of(data)
+
+        def add(carry: PyTree, client: tuple[Visits, Array]) -> tuple[PyTree, None]:
+            (total, mean, spread), (visit, size) = carry, client
+            weight = size.astype(jnp.float32)
+            total = total + weight
+            share = weight / jnp.maximum(total, 1)
+            gap = tree.subtract(self._gradient(server, visit.view(samples, data)), mean)
+            mean = jax.tree.map(lambda m, g: m + share * g, mean, gap)
+            return (total, mean, spread + weight * (1 - share) * jnp.square(tree.norm(gap))), None
+
+        zero = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), server.params)
+        each = visits(data, clients), client_sizes(data, clients)
+        (total, mean, spread), _ = jax.lax.scan(add, (jnp.float32(0), zero, jnp.float32(0)), each)
+        variance = spread / jnp.maximum(total, 1)
+        ratio = jnp.where(variance > 0, variance / jnp.square(tree.norm(mean)), 0)
+        return {"B2": 1 + ratio, "BCGV": variance}, state
+
+    def _gradient(self, server: Variables, client: ClientView) -> PyTree:
+        """Returns ∇F_k, ``f32[*p]``; zeros for a client without samples."""
+        context = Context(server, client, jax.random.key(0))
+
+        def add(total: PyTree, batch: Batch) -> PyTree:
+            gradient, _ = jax.grad(self.objective, has_aux=True)(*server, batch, context)
+            real = jnp.sum(batch.mask).astype(jnp.float32)
+            share = real / jnp.maximum(client.size, 1).astype(jnp.float32)
+            return jax.tree.map(lambda t, g: t + share * g.astype(jnp.float32), total, gradient)
+
+        zero = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), server.params)
+        return sweep(client, self.batch_size, add, zero)
 
 
 def _federated(server: Variables, models: Variables, cohort: Cohort) -> PyTree:
