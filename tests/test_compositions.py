@@ -33,14 +33,20 @@ ROWS = {"sending", "preaggregation", "weighting", "aggregator", "correction", "r
 """Roles of which every part leaves rows to those of the others."""
 
 
-def on_rows(*given: Part) -> bool:
-    return len(given) == 2 and {part.role for part in given} <= ROWS
+AFTER = {"finish", "personal"}
+"""Roles of parts that act after the rounds, in which nothing depends on them."""
+
+
+def apart(*given: Part) -> bool:
+    """Whether no part can take from another what it works on."""
+    roles = {part.role for part in given}
+    return len(given) == 2 and (roles <= ROWS or not roles.isdisjoint(AFTER))
 
 
 def check(*given: Part) -> bool:
     """Whether the parts fit together; then each that bears marks does something."""
     made = refusal(*given)
-    if isinstance(made, str) or not any(map(bears_marks, given)) or on_rows(*given):
+    if isinstance(made, str) or not any(map(bears_marks, given)) or apart(*given):
         return not isinstance(made, str)
     if not any({part.role, *part.beside} & {*LOCAL} for part in given):
         made = made.replace(local=one_step())  # less to trace
