@@ -134,7 +134,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
             return fs.Variables(jnp.float32(self.value), ())
 
     init = Constant(2.0)
-    drawn = weights_program(init, fs.make_execution().replicated)(np.zeros(3, np.uint32))
+    drawn = weights_program(init, fs.make_execution())(np.zeros(3, np.uint32))
     assert drawn.params.tolist() == [2.0] * 3
 
 
@@ -142,7 +142,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
 def test_what_draws_weights_goes_with_the_model() -> None:
     """Or the trunks of all models of a session would stay."""
     model = fs.models.logistic((6,), 3)
-    draw = weights_program(model.init, fs.make_execution().replicated)
+    draw = weights_program(model.init, fs.make_execution())
     draw.lower(np.zeros(2, np.uint32)).compile()
     gone = weakref.ref(model.init), weakref.ref(draw)
     del model, draw
