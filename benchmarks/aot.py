@@ -39,8 +39,8 @@ from fedjax_sim.run.runner import Runner
 HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
-LARGE = "LoRA 1B"
-TEXT = {"transformer": 10, "LoRA": 32, LARGE: 8}  # clients at once
+TEXT = {"transformer": 10, "LoRA": 32}  # clients at once
+LARGE = {"transformer 1B": 8, "LoRA 1B": 8}  # of 1.0 billion weights; a compiler takes long
 CONVOLUTIONAL = ("W2", "W3")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
 
@@ -59,8 +59,8 @@ def longest(text: str) -> float | None:
 
 def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
     """A transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
-    window, lora = 80, work != "transformer"
-    size = {"width": 4096, "layers": 5, "heads": 32} if work == LARGE else {}
+    window, lora = 80, work.startswith("LoRA")
+    size = {"width": 4096, "layers": 5, "heads": 32} if work in LARGE else {}
     model = fs.models.transformer((window,), VOCABULARY, **size)
     model = fs.models.lora(model, 8) if lora else model
     x = np.zeros((40 * cohort, window), np.uint8)
@@ -86,8 +86,8 @@ def compiled(
     with lowered_by(WAYS[way]):
         began = time.perf_counter()
         runner = (
-            text_experiment(work, execution, TEXT[work])
-            if work in TEXT
+            text_experiment(work, execution, cohort)
+            if (cohort := (TEXT | LARGE).get(work))
             else experiment_of(WORKLOADS[work], execution, precision)
         )
         lowered = dict(runner.programs.lowered())["advance"]
@@ -121,8 +121,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add, works = parser.add_argument, [*WORKLOADS, *TEXT]
-    usual = [work for work in works if work != LARGE]
-    add("--work", nargs="+", choices=works, default=usual, metavar="W")
+    add("--work", nargs="+", choices=[*works, *LARGE], default=works, metavar="W")
     add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     known = get_args(Precision)
@@ -143,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
             for way in args.ways:
                 if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
-                precisions: list[Precision] = ["f32"] if work in TEXT else args.precisions
+                precisions: list[Precision] = ["f32"] if work in TEXT | LARGE else args.precisions
                 for precision in precisions:
                     rows.append(compiled(work, target, way, precision, args.model_devices))
                     print(*rows[-1].values(), sep="  ", flush=True)
