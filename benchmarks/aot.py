@@ -40,6 +40,7 @@ HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
 TEXT = {"transformer": 10, "LoRA": 32}  # clients at once
+LARGE = {"transformer 1B": 8, "LoRA 1B": 8}  # of 1.0 billion weights; a compiler takes long
 CONVOLUTIONAL = ("W2", "W3")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
 
@@ -57,9 +58,10 @@ def longest(text: str) -> float | None:
 
 
 def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
-    """The small transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
-    window, lora = 80, work == "LoRA"
-    model = fs.models.transformer((window,), VOCABULARY)
+    """A transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
+    window, lora = 80, work.startswith("LoRA")
+    size = {"width": 4096, "layers": 5, "heads": 32} if work in LARGE else {}
+    model = fs.models.transformer((window,), VOCABULARY, **size)
     model = fs.models.lora(model, 8) if lora else model
     x = np.zeros((40 * cohort, window), np.uint8)
     partition = fs.partition.iid(x[:, 0], cohort, seed=0)
@@ -76,14 +78,16 @@ def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
     return Runner(Programs(algorithm, model, task, data, (eval_set(x[:1], x[:1]),), 1, 8))
 
 
-def compiled(work: str, target: str, way: str, precision: Precision = "f32") -> dict[str, Any]:
+def compiled(
+    work: str, target: str, way: str, precision: Precision = "f32", model_devices: int = 1
+) -> dict[str, Any]:
     """A row: the program of the rounds."""
-    execution = fs.make_execution(devices_of(target))
+    execution = fs.make_execution(devices_of(target), model_devices=model_devices)
     with lowered_by(WAYS[way]):
         began = time.perf_counter()
         runner = (
-            text_experiment(work, execution, TEXT[work])
-            if work in TEXT
+            text_experiment(work, execution, cohort)
+            if (cohort := (TEXT | LARGE).get(work))
             else experiment_of(WORKLOADS[work], execution, precision)
         )
         lowered = dict(runner.programs.lowered())["advance"]
@@ -97,6 +101,7 @@ def compiled(work: str, target: str, way: str, precision: Precision = "f32") -> 
         "target": target,
         "": way,
         "precision": precision,
+        "devices a model": model_devices,
         "compile s": f"{found.seconds:.0f}",
         "arguments MB": f"{found.arguments / MB:,.0f}",
         "temporaries MB": f"{found.temporaries / MB:,.0f}",
@@ -116,10 +121,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add, works = parser.add_argument, [*WORKLOADS, *TEXT]
-    add("--work", nargs="+", choices=works, default=works, metavar="W")
+    add("--work", nargs="+", choices=[*works, *LARGE], default=works, metavar="W")
     add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
     known = get_args(Precision)
+    add("--model-devices", type=int, default=1, metavar="M")
     add("--precisions", nargs="+", choices=known, default=["f32"], metavar="PRECISION")
     add("--out", type=Path, default=HERE / "results" / "aot.json")
     return parser.parse_args(argv)
@@ -136,9 +142,9 @@ def main(argv: list[str] | None = None) -> None:
             for way in args.ways:
                 if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
-                precisions: list[Precision] = ["f32"] if work in TEXT else args.precisions
+                precisions: list[Precision] = ["f32"] if work in TEXT | LARGE else args.precisions
                 for precision in precisions:
-                    rows.append(compiled(work, target, way, precision))
+                    rows.append(compiled(work, target, way, precision, args.model_devices))
                     print(*rows[-1].values(), sep="  ", flush=True)
     print(f"\n{markdown(rows)}")
     write_record(args.out, started, table=rows)

@@ -221,7 +221,8 @@ MUTANTS = [
         "held, fixed = values",
         tests("differentiable"),
     ),
-    Mutant("engine/execution.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
+    Mutant("engine/mesh.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
+    Mutant("engine/mesh.py", "shape[i] % parts == 0", "shape[i] < 0", tests("mesh")),
     Mutant(
         "engine/vmapped.py",
         "everywhere(jnp.all(condition))",
@@ -1743,7 +1744,7 @@ MUTANTS = [
     Mutant("cli/problem.py", "held if own else as_one_client(held)", "held", VALIDATION),
     Mutant("cli/validating.py", "None if tokens else seed", "seed", VALIDATION),
     Mutant("cli/validating.py", "if len(numbers) == len(names):", "if False:", VALIDATION),
-    Mutant("run/programs.py", "if examples.clients == data.clients", "", VALIDATION),
+    Mutant("run/functions.py", "if examples.clients == data.clients", "", VALIDATION),
     Mutant("run/grids.py", "own = first.personal_validation is not", "own = first is", VALIDATION),
     Mutant("run/result.py", '("personal", "personal_v', '("personal", "v', VALIDATION),
     Mutant("run/stop.py", "getattr(e, on)", "e.validation", VALIDATION),

@@ -57,10 +57,15 @@ def experiment_of(
     chunk: int | None = 0,
     samples_mb: float | None = None,
     client_state_mb: float | None = None,
+    model_devices: int = 1,
 ) -> Runner:
     """Two runs of a method, by default on one device as on an accelerator: all clients at once."""
     execution = fs.make_execution(
-        devices, chunk, samples_mb=samples_mb, client_state_mb=client_state_mb
+        devices,
+        chunk,
+        samples_mb=samples_mb,
+        client_state_mb=client_state_mb,
+        model_devices=model_devices,
     )
     x, y = (np.asarray(a) for a in (federation.data.x, federation.data.y))
     unowned = np.setdiff1d(np.arange(len(x)), federation.data.index)
@@ -134,7 +139,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
             return fs.Variables(jnp.float32(self.value), ())
 
     init = Constant(2.0)
-    drawn = weights_program(init, fs.make_execution().replicated)(np.zeros(3, np.uint32))
+    drawn = weights_program(init, fs.make_execution())(np.zeros(3, np.uint32))
     assert drawn.params.tolist() == [2.0] * 3
 
 
@@ -142,7 +147,7 @@ def test_a_model_may_be_drawn_by_what_is_no_key() -> None:
 def test_what_draws_weights_goes_with_the_model() -> None:
     """Or the trunks of all models of a session would stay."""
     model = fs.models.logistic((6,), 3)
-    draw = weights_program(model.init, fs.make_execution().replicated)
+    draw = weights_program(model.init, fs.make_execution())
     draw.lower(np.zeros(2, np.uint32)).compile()
     gone = weakref.ref(model.init), weakref.ref(draw)
     del model, draw
@@ -235,18 +240,23 @@ def test_the_command_refuses_what_a_tpu_cannot_hold(
 COUNTS = {"v5e:1x1": 1, "v5e:2x2": 4, "h100": 1, "h100:2": 2}
 
 
+ACCELERATED = [
+    *((name, t, 1) for name in ("fedavg", "phase_shift", "radfed", "scaffold") for t in COUNTS),
+    *(("radfed", target, 2) for target in ("v5e:2x2", "h100:2")),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("target", COUNTS)
-@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed", "scaffold"])
+@pytest.mark.parametrize(("name", "target", "parts"), ACCELERATED)
 def test_small_programs_compile_for_accelerators(
-    name: str, target: str, federation: Federation, models: dict[str, fs.Model]
+    name: str, target: str, parts: int, federation: Federation, models: dict[str, fs.Model]
 ) -> None:
     try:
         devices = devices_of(target)
     except ImportError as error:
         pytest.skip(str(error))
     assert len(devices) == COUNTS[target]
-    made = experiment_of(name, federation, models["logistic"], devices, None)
+    made = experiment_of(name, federation, models["logistic"], devices, None, model_devices=parts)
     assert [p.name for p in made.programs.compiled_ahead()][:4] == FIRST
 
 

@@ -15,10 +15,7 @@ NOTE = "of one device; GFLOP and GB read and written are of one pass through eac
 
 def compile_all(config: Config, setup: Setup) -> None:
     """Compiles the programs of every algorithm; prints their memory and operations."""
-    devices = setup.execution.devices
-    print(
-        f"{title(config, setup)}, {setup.model_name}; {len(devices)} x {devices[0].device_kind}\n"
-    )
+    print(f"{title(config, setup)}, {setup.model_name}; {setup.execution.described}\n")
     print(_COLUMNS.format(*_HEAD).rstrip())
     for name in config.algorithms:
         programs = experiment_of(name, config, setup).runner().programs

@@ -29,15 +29,15 @@ NOTE = (
 
 def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> None:
     """Prints data, model and a line for each algorithm."""
-    runs, devices = len(setup.problem.runs), setup.execution.devices
+    runs = len(setup.problem.runs)
     shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
     weights = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     data = setup.problem.data
     clients, sizes = one_run(data, client_axes(data)), client_sizes(data).reshape(-1)
     print(
         f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
-        f"({setup.model_bytes / MB:,.2f} MB); {runs} run{'s' * (runs > 1)} on {len(devices)} x "
-        f"{devices[0].device_kind}\n{data.clients} clients train, with {sizes.min()} "
+        f"({setup.model_bytes / MB:,.2f} MB); {runs} run{'s' * (runs > 1)} on "
+        f"{setup.execution.described}\n{data.clients} clients train, with {sizes.min()} "
         f"to {sizes.max()} samples; score: {setup.score}, {setup.problem.scored}\n"
     )
     places = {name: i for i, group in enumerate(groups, 1) for name in group}

@@ -37,6 +37,7 @@ class Machine(Group):
     Attributes:
         devices: of each process; None for all.
         distributed: where it meets the other processes of the run; None if it is alone.
+        model_devices: devices that train each model together.
         chunk: None for the backend's default.
         lanes: likewise.
         samples_mb: of the clients' samples on a device; None for all.
@@ -61,6 +62,12 @@ class Machine(Group):
         None,
         "number of devices per process",
         shown="all; on CPU one for each core that this process may use",
+        at_least=1,
+    )
+    model_devices: int = setting(
+        1,
+        "number of devices that train each model together, for models larger than a device; must "
+        "divide the devices of each process",
         at_least=1,
     )
     distributed: Meeting | None = setting(
@@ -196,6 +203,7 @@ def execution_of(machine: Machine) -> Execution:
         lanes=machine.lanes,
         samples_mb=machine.samples_mb,
         client_state_mb=machine.client_state_mb,
+        model_devices=machine.model_devices,
     )
 
 

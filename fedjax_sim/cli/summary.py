@@ -82,7 +82,7 @@ def privacy_spent(
 
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the title and the table."""
-    experiment, devices = config.experiment, setup.execution.devices
+    experiment = config.experiment
     prepared = _prepared(config.preparation, setup) + adapting.told(config.weights, setup.model)
     prepared += attacking.told(config.attack, setup.problem.data.clients)
     skew = "" if setup.emd is None else f", EMD {setup.emd:.2f}"
@@ -90,7 +90,7 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         f"{experiment.dataset}, {setup.model_name}: {setup.clients} clients, "
         f"{setup.clients_per_round} a round{skew}; {experiment.rounds} rounds, "
         f"{config.training.epochs:g} epochs, {counted(len(experiment.seeds), 'seed')}; "
-        f"{len(devices)} x {devices[0].device_kind}"
+        f"{setup.execution.described}"
         f"\nscore: {setup.score}, {setup.problem.scored}{prepared}\n"
     )
     print(table(summaries, setup.task.metrics[setup.score]))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, ClientView, PyTree
@@ -25,12 +25,13 @@ from fedjax_sim.engine.clients import Visits, samples_of, visits
 from fedjax_sim.engine.cores import default_device
 from fedjax_sim.engine.device import TaskFn, Work, as_pool, balance, lanes_for, run_on_device
 from fedjax_sim.engine.lanes import InSteps
+from fedjax_sim.engine.mesh import DeviceMesh, check_groups
 from fedjax_sim.engine.order import AXIS, device_sum
 from fedjax_sim.engine.vmapped import merge_vmap_axes
 
 
 @dataclasses.dataclass(frozen=True)
-class Execution:
+class Execution(DeviceMesh):
     """Devices and their batching; hashable, so that jitted code can close over it.
 
     Attributes:
@@ -43,6 +44,8 @@ class Execution:
             sizes, see :meth:`fitted`; until then no lanes.
         samples_mb: MB of the clients' samples that a device holds; None: all samples.
         client_state_mb: MB of per-client state that a device holds; None: all of it.
+        model_devices: M, the devices of a group that trains each model together, on a mesh axis
+            ``model``; the groups share the tasks.
         by_default: whether nobody chose the devices; equal executions may differ in this.
     """
 
@@ -52,34 +55,8 @@ class Execution:
     lanes: int | None = 0
     samples_mb: float | None = None
     client_state_mb: float | None = None
+    model_devices: int = 1
     by_default: bool = dataclasses.field(default=False, compare=False, repr=False)
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh over ``devices``."""
-        return Mesh(np.array(self.devices), (AXIS,))
-
-    @property
-    def replicated(self) -> NamedSharding:
-        """Sharding of everything that is not a stack of tasks."""
-        return NamedSharding(self.mesh, PartitionSpec())
-
-    def replicate(self, values: PyTree) -> PyTree:
-        """Keeps small arrays whole on every device.
-
-        By default, XLA splits arrays that are later combined with a split stack (a weight per slot,
-        say) and needs collectives to make them whole again, several in every round.
-        """
-        if len(self.devices) == 1:
-            return values
-        return jax.lax.with_sharding_constraint(values, self.replicated)
-
-    def place(self, values: PyTree) -> PyTree:
-        """Puts values whole on every device; :meth:`replicate` would compile a program for each."""
-        if len(self.devices) == 1:
-            return values
-        # One by one: a vmap rejects a tuple of arrays that it batches on different axes.
-        return jax.tree.map(lambda a: jax.device_put(a, self.replicated), values)
 
     def gather(self, values: PyTree) -> PyTree:
         """Replicates many stacks of 32-bit numbers ``[P]`` in one collective.
@@ -98,13 +75,13 @@ class Execution:
         return jax.tree.unflatten(structure, restored)
 
     def rows(self, count: int) -> int:
-        """Returns P, the rows of ``count`` tasks: as many on every device, with padding."""
-        return -(-count // len(self.devices)) * len(self.devices)
+        """Returns P, the rows of ``count`` tasks: as many on every group, with padding."""
+        return -(-count // self.groups) * self.groups
 
     @property
     def rows_are_tasks(self) -> bool:
-        """Whether rows need no dealing: one device, and no chunks of several tasks."""
-        return len(self.devices) == 1 and (self.chunk in (None, 1) or bool(self.lanes))
+        """Whether rows need no dealing: one group, and no chunks of several tasks."""
+        return self.groups == 1 and (self.chunk in (None, 1) or bool(self.lanes))
 
     def fitted(self, steps: NDArray[np.integer], tasks: int, price: float) -> Execution:
         """Returns the execution with as many lanes as fit.
@@ -114,7 +91,7 @@ class Execution:
             tasks: number of clients that each run draws.
             price: time of a step's launches in lanes, see :func:`lanes_for`.
         """
-        return dataclasses.replace(self, lanes=lanes_for(steps, tasks, len(self.devices), price))
+        return dataclasses.replace(self, lanes=lanes_for(steps, tasks, self.groups, price))
 
     def run(
         self,
@@ -196,7 +173,7 @@ class Execution:
         >>> make_execution(devices=4).deal(jnp.array([1, 9, 2, 3, 3])).tolist()
         [1, 5, 3, 5, 4, 5, 2, 0]
         """
-        n_devices, single = len(self.devices), self.chunk == 1
+        n_devices, single = self.groups, self.chunk == 1
 
         @custom_vmap
         def dealt(cost: Array) -> Array:
@@ -225,7 +202,7 @@ class Execution:
         """
 
         def of_all(_: PyTree, __: PyTree, steps: Array) -> Array:
-            blocks = steps.reshape(len(self.devices), -1)
+            blocks = steps.reshape(self.groups, -1)
             ran = jax.vmap(functools.partial(ran_in_chunks, chunk=self.chunk))(blocks)
             load = jnp.sum(ran, axis=1, dtype=jnp.int32)
             return ran.at[:, 0].add(jnp.max(load) - load).ravel()
@@ -236,7 +213,7 @@ class Execution:
         self, fn: InSteps | TaskFn, summed: bool, constants: PyTree, pool: PyTree, work: Work
     ) -> tuple[PyTree, PyTree, Array]:
         """Runs T tasks on the devices in equal blocks: ``[T, ...]``, and the sums by entry."""
-        count, n_devices = len(work.common), len(self.devices)
+        count, n_devices = len(work.common), self.groups
         lanes = 0 if self.differentiable else self.lanes
         run = functools.partial(run_on_device, fn, chunk=self.chunk, lanes=lanes, summed=summed)
         if n_devices == 1:
@@ -263,6 +240,7 @@ class Execution:
             mesh=self.mesh,
             in_specs=(whole, whole, Work(whole, split, whole, whole)),  # type: ignore[arg-type]
             out_specs=(split, split, split),
+            axis_names={AXIS},
             check_vma=False,
         )(constants, pool, work)
         out, sums, ran = given
@@ -278,6 +256,7 @@ def make_execution(
     lanes: int | None = None,
     samples_mb: float | None = None,
     client_state_mb: float | None = None,
+    model_devices: int = 1,
 ) -> Execution:
     """Returns the devices of all processes with the batching that is fastest on them.
 
@@ -313,10 +292,13 @@ def make_execution(
             models, compression residuals. If all clients need more, the state stays in host memory,
             and devices hold that of the clients of a few rounds at a time. None: the devices hold
             all of it. Only :func:`fedjax_sim.simulate` uses this.
+        model_devices: M, the devices that train each model together, for models larger than a
+            device: see :mod:`fedjax_sim.engine.mesh`.
 
     Raises:
-        ValueError: if there are too few devices, chunk or lanes is negative, or samples_mb or
-            client_state_mb is not above 0.
+        ValueError: if there are too few devices, chunk or lanes is negative, samples_mb or
+            client_state_mb is not above 0, or model_devices does not divide the devices of each
+            process.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8
@@ -346,4 +328,10 @@ def make_execution(
         lanes = 0
     if chunk is None:
         chunk = 1 if used[0].platform == "cpu" else 0
-    return Execution(used, chunk or None, differentiable, lanes, **limits, by_default=by_default)
+    check_groups(used, model_devices)
+    if model_devices > 1 and client_state_mb is not None:
+        raise ValueError("client_state_mb keeps whole models on a device: leave out model_devices")
+    return Execution(
+        used, chunk or None, differentiable, lanes,
+        model_devices=model_devices, **limits, by_default=by_default,
+    )  # fmt: skip

@@ -26,9 +26,9 @@ def in_order(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
     """Makes results of code traced in it independent of how devices are split over processes.
 
     Only on CPU: accelerators of several processes are connected like devices of one. Two addends
-    have only one order.
+    have only one order. Not if groups of devices train a model: XLA splits sums over them too.
     """
-    if mesh.size <= 2 or mesh.devices.flat[0].platform != "cpu":
+    if mesh.size <= 2 or len(mesh.shape) > 1 or mesh.devices.flat[0].platform != "cpu":
         return contextlib.nullcontext()
     traced: contextlib.AbstractContextManager[object]
     traced = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)

@@ -60,7 +60,7 @@ def finish(parts: Parts, key: Array, server: Variables, data: ClientData) -> Var
         return nothing, Addend((client.size > 0).astype(jnp.float32), part.tell(server, client))
 
     # All clients, but no more at once than a round trains.
-    at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
+    at_once = parts.execution.rows(parts.slots) // parts.execution.groups
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
     tasks = execution.replicate(visits(data, clients))
     _, total = execution.run(one, samples_of(data), server, (), tasks, summed=True)

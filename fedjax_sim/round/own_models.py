@@ -75,7 +75,7 @@ def score_own(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)
     own = (keys, visits(data, client, peers=parts.local.peers), tree.take(tasks, row))
     # All clients, but no more at once than a round trains.
-    at_once = parts.execution.rows(parts.slots) // len(parts.execution.devices)
+    at_once = parts.execution.rows(parts.slots) // parts.execution.groups
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
     # A gather by number would make them whole on every device.
     padded = ((), ()) if adapt else tree.longer((state.client_state, state.own), rows - count)

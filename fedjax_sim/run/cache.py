@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Sharding
+import jax.numpy as jnp
 
 from fedjax_sim.base import Array, ModelApply, Task, Variables
 from fedjax_sim.data import EvalSet
@@ -58,23 +58,28 @@ def forget_programs(owner: Any) -> None:
     _programs.pop(owner, None)
 
 
-def weights_program(init: Init, sharding: Sharding) -> Any:
+def weights_program(init: Init, execution: Execution) -> Any:
     """Returns the program that draws the weights of each run, ``uint32[R] -> [R, *p]``.
 
     As a part of each start program it took longer to compile than everything else.
 
     Args:
         init: the model's init function.
-        sharding: sharding of the seeds and the weights.
+        execution: the devices; no device holds weights that a group of devices shares.
     """
+    whole = execution.replicated
 
     def make(init: Init) -> Any:
         def draw(seed: Array) -> Variables:
             return init(stream(jax.random.key(seed), Seed.WEIGHTS))
 
-        return jax.jit(jax.vmap(draw), in_shardings=sharding, out_shardings=sharding)
+        placed: Any = whole
+        if execution.model_devices > 1:
+            seeds = jax.ShapeDtypeStruct((1,), jnp.uint32)
+            placed = execution.shardings(jax.eval_shape(jax.vmap(draw), seeds), None)
+        return jax.jit(jax.vmap(draw), in_shardings=whole, out_shardings=placed)
 
-    return shared_program(init, sharding, make)
+    return shared_program(init, whole, make)
 
 
 def evaluation_program(apply: ModelApply, task: Task, execution: Execution, axes: RunAxes) -> Any:
@@ -102,7 +107,8 @@ def evaluation_program(apply: ModelApply, task: Task, execution: Execution, axes
             )
 
         whole = execution.replicated
-        return jax.jit(score_all, in_shardings=whole, out_shardings=whole)
+        placed = whole if execution.model_devices == 1 else None  # as they are given
+        return jax.jit(score_all, in_shardings=(placed, whole), out_shardings=whole)
 
     return shared_program(apply, (task, execution, axes.runs, axes.sets), make)
 

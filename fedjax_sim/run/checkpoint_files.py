@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import FedState, PyTree, Variables
 from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
 from fedjax_sim.run.client_memory import ClientMemory, ClientRows, client_rows
-from fedjax_sim.run.layout import Layout, put_on_devices
+from fedjax_sim.run.layout import Layout, put_on_devices, readable
 from fedjax_sim.run.records import Collected, Interval, Run
 
 SERVER = "server"
@@ -175,8 +175,10 @@ class Checkpoint(NamedTuple):
         collected: Collected | None = None
         if self.done == rounds and "finish" in shapes:
             end = unpack(self.arrays, "collected", shapes["finish"], exact=True)
-            collected = put_on_devices(layout.execution.replicated, end)
+            placed = layout.execution.shardings(end, None)
+            collected = jax.tree.map(put_on_devices, placed, end)
         server = run.state.server if collected is None else collected.variables
+        server = readable(server, layout.execution)
         of_rounds, of_counts = shapes["advance"][1:]
         metrics, scored = None, None
         if self.rounds:

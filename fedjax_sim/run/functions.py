@@ -74,6 +74,7 @@ class Functions:
         largest: number of samples of the largest client of each set that personal models are
             scored on.
         per_run: the algorithm of each run, if they differ.
+        run: shapes of a run, if groups of devices train a model.
     """
 
     algorithm: Algorithm
@@ -85,12 +86,13 @@ class Functions:
     personal: bool
     largest: tuple[int, ...]
     per_run: PerRunSettings | None = None
+    run: Run | None = None
 
     @functools.cached_property
     def start(self) -> Any:
         """``(seeds, weights, data)`` to the runs before the first round."""
-        run, whole = self._shardings
-        return jax.jit(self.begin, in_shardings=(whole, whole, whole), out_shardings=run)
+        run, model, whole = self._shardings
+        return jax.jit(self.begin, in_shardings=(whole, model, whole), out_shardings=run)
 
     @functools.cached_property
     def advance(self) -> Any:
@@ -98,45 +100,49 @@ class Functions:
 
         Personal models are scored if ``score`` is true.
         """
-        run, whole = self._shardings
-        given, returned = (run, whole, whole, whole, whole), (run, whole, whole)
+        run, model, whole = self._shardings
+        models = EvaluatedModels(model, whole)
+        given, returned = (run, whole, whole, whole, whole), (run, whole, models)
         return jax.jit(self._advance, donate_argnums=0, in_shardings=given, out_shardings=returned)
 
     @functools.cached_property
     def rounds(self) -> Any:
         """``(run, data, todo)``: only runs rounds."""
-        run, whole = self._shardings
+        run, _, whole = self._shardings
         given, returned = (run, whole, whole), (run, whole)
         return jax.jit(self._rounds, donate_argnums=0, in_shardings=given, out_shardings=returned)
 
     @functools.cached_property
     def models(self) -> Any:
         """``(run, data, sets)``: only returns the models."""
-        run, whole = self._shardings
-        return jax.jit(self._models, in_shardings=(run, whole, whole), out_shardings=whole)
+        run, model, whole = self._shardings
+        models = EvaluatedModels(model, whole)
+        return jax.jit(self._models, in_shardings=(run, whole, whole), out_shardings=models)
 
     @functools.cached_property
     def finish(self) -> Any:
         """``(run, data, sets)`` to the uploads of the end and the final models."""
-        run, whole = self._shardings
-        return jax.jit(self.collect, in_shardings=(run, whole, whole), out_shardings=whole)
+        run, model, whole = self._shardings
+        returned = whole, EvaluatedModels(model, whole)
+        return jax.jit(self.collect, in_shardings=(run, whole, whole), out_shardings=returned)
 
     @functools.cached_property
     def own(self) -> Any:
         """``(run, data, sets, clients)`` to the answers of some clients' personal models."""
-        run, whole = self._shardings
+        run, _, whole = self._shardings
         return jax.jit(self._own, in_shardings=(run, whole, whole, whole), out_shardings=whole)
 
     @functools.cached_property
     def count(self) -> Any:
         """``(answers, sets)`` to the counts of all clients' answers to each set."""
-        _, whole = self._shardings
+        whole = self.layout.execution.replicated
         return jax.jit(self._count, in_shardings=(whole, whole), out_shardings=whole)
 
     @property
-    def _shardings(self) -> tuple[Any, Any]:
-        """Shardings of a run, and of arrays that are whole on every device."""
-        return self.layout.shardings, self.layout.execution.replicated
+    def _shardings(self) -> tuple[Any, Any, Any]:
+        """Shardings of a run, of models, and of arrays that are whole on every device."""
+        run = self.layout.shardings(self.run)
+        return run, run.state.server, self.layout.execution.replicated
 
     @property
     def _run_axes(self) -> tuple[Any, ...]:
@@ -261,6 +267,19 @@ class Functions:
             self.axes.map(count, (0, axes))(of_set, examples)
             for of_set, examples, axes in zip(answers, sets, self.axes.sets, strict=False)
         )
+
+
+def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
+    """Returns the number of samples of the largest client in each set with personal models.
+
+    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
+    a pooled set is not.
+    """
+    if sets[0].adapt is not None:
+        own = [examples for examples in sets if examples.adapt is not None]
+    else:
+        own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
+    return tuple(int(np.diff(examples.start).max()) for examples in own)
 
 
 def functions_for(algorithm: Algorithm, made: Functions) -> Functions:

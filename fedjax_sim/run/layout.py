@@ -16,6 +16,7 @@ from fedjax_sim.base import Array, ClientData, FedState, PyTree, Variables
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.mesh import MODEL, model_shardings
 from fedjax_sim.engine.order import AXIS
 from fedjax_sim.run.records import Run
 
@@ -119,7 +120,8 @@ class Layout(NamedTuple):
     last client make the parts equal; only programs see them. Each process holds all rows, and can
     save a run without the others.
 
-    Models in flight are whole on every device: any of them may move anywhere in each round.
+    Models in flight are whole in every group of devices: any of them may move anywhere in each
+    round.
 
     Attributes:
         execution: the devices.
@@ -129,21 +131,34 @@ class Layout(NamedTuple):
     execution: Execution
     clients: int
 
-    @property
-    def shardings(self) -> Any:
-        """Shardings of a run, as a prefix."""
+    def shardings(self, run: Run | None) -> Any:
+        """Returns the shardings of a run, as a prefix.
+
+        Args:
+            run: its arrays or shapes; None is enough if each model is on one device.
+        """
         whole = self.execution.replicated
-        fields: Any = (self.split if name in PER_CLIENT else whole for name in FedState._fields)
-        return Run(whole, FedState(*fields))  # type: ignore[arg-type]
+        if self.execution.model_devices == 1 or run is None:
+            fields: Any = (self.split if name in PER_CLIENT else whole for name in FedState._fields)
+            return Run(whole, FedState(*fields))  # type: ignore[arg-type]
+
+        def of_field(name: str, values: PyTree) -> PyTree:
+            if name in PER_CLIENT:
+                return model_shardings(values, self._mesh, (None, AXIS))
+            in_flight = (None,) if name in ("slots", "at_work") else ()
+            return self.execution.shardings(values, None, *in_flight)
+
+        state = {name: of_field(name, values) for name, values in run.state._asdict().items()}
+        return Run(whole, run.state._replace(**state))  # type: ignore[arg-type]
 
     @property
     def split(self) -> NamedSharding:
-        """Sharding of the per-client state."""
+        """Sharding of the per-client state, if each model is on one device."""
         return NamedSharding(self._mesh, PartitionSpec(None, AXIS))
 
     @property
     def parts(self) -> int:
-        """Number of devices that share the per-client state."""
+        """Number of groups that share the per-client state."""
         return self._mesh.shape[AXIS]
 
     def padded(self, run: Run) -> Run:
@@ -157,6 +172,7 @@ class Layout(NamedTuple):
     def exported(self, run: Run) -> Run:
         """Returns the run as users and checkpoints see it, in arrays that this process can read."""
         if jax.process_count() > 1:  # no program: each process exports when it wants to
+            run = run._replace(state=readable(run.state, self.execution))
             return self.stripped(map_client_state(run, read_shards))
         return jax.jit(self.stripped)(run) if self._padding else run
 
@@ -168,7 +184,7 @@ class Layout(NamedTuple):
     def restored(self, run: Run) -> Run:
         """Puts an :meth:`exported` run on the devices, with padding."""
         run = self._changed(run, lambda a: tree.longer(np.asarray(a), self._padding, axis=1))
-        on_devices: Run = jax.tree.map(put_on_devices, self.shardings, run)
+        on_devices: Run = jax.tree.map(put_on_devices, self.shardings(run), run)
         return on_devices
 
     def _changed(self, run: Run, change: Callable[[Any], Any]) -> Run:
@@ -177,9 +193,11 @@ class Layout(NamedTuple):
     @property
     def _mesh(self) -> Mesh:
         """The devices, grouped by process."""
-        devices = self.execution.devices
-        groups = full_copies([device.process_index for device in devices])
-        return Mesh(np.array(devices).reshape(groups, -1), ("processes", AXIS))
+        devices, parts = self.execution.devices, self.execution.model_devices
+        copies = full_copies([device.process_index for device in devices[::parts]])
+        if parts == 1:
+            return Mesh(np.array(devices).reshape(copies, -1), ("processes", AXIS))
+        return Mesh(np.array(devices).reshape(copies, -1, parts), ("processes", AXIS, MODEL))
 
     @property
     def _padding(self) -> int:
@@ -232,11 +250,21 @@ def shapes_for(clients: int, some: PyTree) -> PyTree:
     return jax.tree.map(of_all, some)
 
 
-def read_shards(a: jax.Array) -> NDArray[Any]:
+def read_shards(a: jax.Array | NDArray[Any]) -> NDArray[Any]:
     """Reads an array whose parts are all in this process."""
+    if isinstance(a, np.ndarray):
+        return a
     out = np.empty(a.shape, a.dtype)
     for shard in a.addressable_shards:
         out[shard.index] = np.asarray(shard.data)
+    return out
+
+
+def readable(values: T, execution: Execution) -> T:
+    """Returns arrays that this process can read, though groups of its devices share models."""
+    if execution.model_devices == 1 or jax.process_count() == 1:
+        return values
+    out: T = jax.tree.map(read_shards, values)
     return out
 
 

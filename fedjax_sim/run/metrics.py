@@ -58,7 +58,7 @@ def evaluate(
     Returns:
         Counts of all samples except padding.
     """
-    n, parts = len(examples.index), len(execution.devices)
+    n, parts = len(examples.index), execution.groups
     batch_size = min(batch_size, -(-n // parts))
     batches = -(-n // (batch_size * parts))  # per part
 

@@ -31,7 +31,7 @@ from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted, with_size_range
 from fedjax_sim.run.cache import evaluation_program, weights_program
 from fedjax_sim.run.client_memory import check_state_unread, rows_that_fit
-from fedjax_sim.run.functions import Functions, PerRunSettings, Sets, functions_for
+from fedjax_sim.run.functions import Functions, PerRunSettings, Sets, functions_for, own_sizes
 from fedjax_sim.run.layout import Layout, RunAxes, shapes_for, without_client_state
 from fedjax_sim.run.prefetch import PrefetchBlocks
 from fedjax_sim.run.records import Collected, Run, SetCounts
@@ -124,6 +124,8 @@ class Programs:
         if rows is not None:
             layout, within = Layout(self.execution, rows.clients), self.personal and adapts
             functions = dataclasses.replace(functions, layout=layout, personal=within)
+        if self.execution.model_devices > 1:
+            functions = dataclasses.replace(functions, run=self._start_shapes(functions))
         self._functions = functions_for(algorithm, functions)
         self.layout = functions.layout
         self.blocks = None
@@ -194,7 +196,7 @@ class Programs:
 
     def _each_traced(self, weights: Variables | None) -> Iterator[tuple[str, Traced]]:
         functions, blocks = self._functions, self.blocks
-        whole, split = self.execution.replicated, self.layout.shardings
+        whole = self.execution.replicated
 
         def shapes(tree: PyTree, shardings: PyTree = whole) -> PyTree:
             def part(sharding: Sharding, values: PyTree) -> PyTree:
@@ -208,15 +210,17 @@ class Programs:
             data, block = shapes((blocks.fetched(None), blocks.shapes()))
         seeds, todo, score = shapes((np.zeros(self.runs, np.uint32), np.int32(0), np.bool_(True)))
         if weights is None:
-            draw = weights_program(self.model.init, whole).trace(seeds)
+            draw = weights_program(self.model.init, self.execution).trace(seeds)
             yield "weights", draw
-        weights = shapes(draw.out_info if weights is None else weights)
+        weights = draw.out_info if weights is None else weights
+        split = self.execution.shardings(weights, None)
+        weights = shapes(weights, split)
         start = functions.start.trace(seeds, weights, data)
         held = tree.num_bytes(start.out_info) // len(self.execution.devices)
         check_memory_for("the state of the runs on one device would", held)
         self.shapes["start"] = start.out_info
         yield "start", start
-        run = shapes(start.out_info, split)
+        run = shapes(start.out_info, self.layout.shardings(start.out_info))
         personal = None  # counts of personal models, by a program of their own
         if blocks is None:
             advance = functions.advance.trace(run, data, sets, todo, score)
@@ -242,7 +246,7 @@ class Programs:
             yield "models", models_program
             models = models_program.out_info
         evaluation = evaluation_program(self.model.apply, self.task, self.execution, functions.axes)
-        evaluate = evaluation.trace(shapes(models.variables), sets)
+        evaluate = evaluation.trace(shapes(models.variables, split), sets)
         yield "evaluate", evaluate
         personal = models.personal if personal is None else personal
         counts = SetCounts(evaluate.out_info, *(personal or ()))
@@ -335,16 +339,3 @@ class Programs:
             return out
 
         return call
-
-
-def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
-    """Returns the number of samples of the largest client in each set with personal models.
-
-    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
-    a pooled set is not.
-    """
-    if sets[0].adapt is not None:
-        own = [examples for examples in sets if examples.adapt is not None]
-    else:
-        own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
-    return tuple(int(np.diff(examples.start).max()) for examples in own)

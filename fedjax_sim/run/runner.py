@@ -22,7 +22,14 @@ from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
 from fedjax_sim.run.identity import code_digests, digest, random_settings
-from fedjax_sim.run.layout import Layout, client_axes, one_run, replicated, weights_of_runs
+from fedjax_sim.run.layout import (
+    Layout,
+    client_axes,
+    one_run,
+    readable,
+    replicated,
+    weights_of_runs,
+)
 from fedjax_sim.run.metrics import Counts
 from fedjax_sim.run.prefetch import Prefetcher
 from fedjax_sim.run.programs import ONCE, Programs
@@ -123,7 +130,7 @@ class Runner:
             done += todo
             rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
             count = sum(part.loss.shape[1] for part in parts)
-            server = run.state.server
+            server = readable(run.state.server, programs.execution)
             if scored is None:
                 yield done, Interval(count, rows, None, server, None, run, None)
                 continue
@@ -228,7 +235,8 @@ class Runner:
             return None
         uploads, models = self._compiled["finish"](run, *self._inputs)
         run = run._replace(state=run.state._replace(server=models.variables))
-        return Collected(models.variables, uploads, self._counts(run, models))
+        counts = self._counts(run, models)
+        return Collected(readable(models.variables, self.programs.execution), uploads, counts)
 
     def _counts(self, run: Run, models: EvaluatedModels) -> SetCounts:
         counts: tuple[Counts, ...]
