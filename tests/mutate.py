@@ -206,6 +206,7 @@ MUTANTS = [
     Mutant("client/sgd.py", "tree.select(client.size > 0, end, start)", "end", KNOWN),
     Mutant("client/sgd.py", "jnp.minimum(batches, total - e * batches)", "batches", KNOWN),
     Mutant("engine/batches.py", "tree.select(count > 0, end, start)", "end", KNOWN),
+    Mutant("engine/tree.py", "count[a.shape] > 1", "count[a.shape] > 0", KNOWN),
     Mutant("engine/batches.py", "fewest if fewest == most else None", "fewest", KNOWN),
     Mutant("engine/memory.py", "times * inside[0]", "inside[0]", "fedjax_sim/engine/memory.py"),
     Mutant(
@@ -915,6 +916,7 @@ MUTANTS = [
         tests("transformer"),
     ),
     Mutant("models/_transformer.py", "math.sqrt(channels)", "channels", tests("transformer")),
+    Mutant("models/_transformer.py", "if self.remat and", "if False and", tests("transformer")),
     Mutant(
         "models/_transformer.py",
         "_DEVIATION / math.sqrt(2 * self.layers)",

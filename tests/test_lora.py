@@ -244,7 +244,7 @@ def holds(f: Any, some: Any, x: jax.Array, *shape: int) -> bool:
 
 
 def test_clients_share_the_trunks_matrices(net: fs.Model, adapted: fs.Model) -> None:
-    """A trunk that casts its weights is merged."""
+    """Also if layers are computed again; a trunk that casts its weights is merged."""
     start, x = adapted.init(jax.random.key(0)), jnp.ones((4, 6))
 
     def outputs(model: fs.Model, ab: Any) -> jax.Array:
@@ -256,6 +256,10 @@ def test_clients_share_the_trunks_matrices(net: fs.Model, adapted: fs.Model) -> 
         holds(functools.partial(outputs, m), some, jnp.zeros(7), 6, 5) for m in (adapted, cast)
     ]
     assert found == [False, True]
+    text = fs.models.lora(fs.models.transformer((4,), 9, 8, 1, 2, remat=True), RANK)
+    start, x = text.init(jax.random.key(0)), jnp.ones((3, 4), jnp.int32)
+    some = {part: start.params[part] for part in "AB"}
+    assert not holds(functools.partial(outputs, text), some, jnp.zeros(7), 8, 32)
 
 
 def test_its_head_is_the_trunks_with_its_adapters(adapted: fs.Model) -> None:
