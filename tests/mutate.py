@@ -1173,7 +1173,7 @@ MUTANTS = [
     Mutant("cli/adapting.py", "alpha=weights.lora_alpha", "alpha=None", LORA),
     Mutant("cli/adapting.py", '("B",), (), ("trunk", "A")', '("B",), (), ("trunk",)', LORA),
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
-    Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
+    Mutant("cli/adapting.py", 'else shapes.params["trunk"]', "else shapes.params", LORA),
     # data of Hugging Face
     Mutant("data/_hf_columns.py", "-1 if k != k", "0 if k != k", FORMS),
     Mutant("data/_hf_columns.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),
