@@ -39,7 +39,7 @@ from fedjax_sim.run.runner import Runner
 HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
-TEXT = {"transformer": 10, "LoRA": 32}  # clients at once
+TEXT = {"transformer": 10, "LoRA": 32, "LoRA-remat": 32}  # clients at once
 LARGE = {"transformer 1B": 8, "LoRA 1B": 8}  # of 1.0 billion weights; a compiler takes long
 CONVOLUTIONAL = ("W2", "W3")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
@@ -61,7 +61,7 @@ def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
     """A transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
     window, lora = 80, work.startswith("LoRA")
     size = {"width": 4096, "layers": 5, "heads": 32} if work in LARGE else {}
-    model = fs.models.transformer((window,), VOCABULARY, **size)
+    model = fs.models.transformer((window,), VOCABULARY, remat=work == "LoRA-remat", **size)
     model = fs.models.lora(model, 8) if lora else model
     x = np.zeros((40 * cohort, window), np.uint8)
     partition = fs.partition.iid(x[:, 0], cohort, seed=0)

@@ -206,6 +206,7 @@ MUTANTS = [
     Mutant("client/sgd.py", "tree.select(client.size > 0, end, start)", "end", KNOWN),
     Mutant("client/sgd.py", "jnp.minimum(batches, total - e * batches)", "batches", KNOWN),
     Mutant("engine/batches.py", "tree.select(count > 0, end, start)", "end", KNOWN),
+    Mutant("engine/tree.py", "count[a.shape] > 1", "count[a.shape] > 0", KNOWN),
     Mutant("engine/batches.py", "fewest if fewest == most else None", "fewest", KNOWN),
     Mutant("engine/memory.py", "times * inside[0]", "inside[0]", "fedjax_sim/engine/memory.py"),
     Mutant(
@@ -924,6 +925,7 @@ MUTANTS = [
         tests("transformer"),
     ),
     Mutant("models/_transformer.py", "math.sqrt(channels)", "channels", tests("transformer")),
+    Mutant("models/_transformer.py", "if self.remat and", "if False and", tests("transformer")),
     Mutant(
         "models/_transformer.py",
         "_DEVIATION / math.sqrt(2 * self.layers)",
@@ -1180,7 +1182,7 @@ MUTANTS = [
     Mutant("cli/adapting.py", "weights.lora, alpha=weights.lora_alpha", "weights.lora", LORA),
     Mutant("cli/adapting.py", '("B",), (), ("trunk", "A")', '("B",), (), ("trunk",)', LORA),
     Mutant("cli/adapting.py", "return with_frozen(made", "return (lambda m, _: m)(made", LORA),
-    Mutant("cli/build.py", "lambda: net.init(", "lambda: model.init(", LORA),
+    Mutant("cli/adapting.py", 'else shapes.params["trunk"]', "else shapes.params", LORA),
     # data of Hugging Face
     Mutant("data/_hf_columns.py", "-1 if k != k", "0 if k != k", FORMS),
     Mutant("data/_hf_columns.py", 'rows.with_format("arrow")[:]', "rows[:]", HUGGINGFACE),

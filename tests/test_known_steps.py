@@ -18,6 +18,7 @@ from conftest import Federation
 import fedjax_sim as fs
 from benchmarks.kernels import Program
 from fedjax_sim.base import ClientView, LocalUpdate
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import programs_of
@@ -153,3 +154,20 @@ def test_other_samples_are_another_range() -> None:
         if any(argument.arg == "size" for argument in call.keywords)
     ]
     assert sorted(found) == ["data.py", "training.py"]
+
+
+def test_cuda_selects_where_weights_share_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of steps that count; programs for CPUs and unique shapes have no select."""
+    new = {"a": jnp.ones(3), "b": jnp.full(3, 2.0), "c": jnp.ones(4)}
+    old = jax.tree.map(jnp.zeros_like, new)
+    traced = jax.jit(tree.select_updated).trace(jnp.array(True), new, old)
+    found = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
+    assert {p: text.count("stablehlo.select") for p, text in found.items()} == {"cpu": 0, "cuda": 2}
+
+    def on_cuda(*args: Any, cuda: Any, default: Any) -> Any:
+        return cuda(*args)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", on_cuda)
+    taken = {used: tree.select_updated(jnp.array(used), new, old) for used in (True, False)}
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, taken[True], new))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, taken[False], old | {"c": new["c"]}))

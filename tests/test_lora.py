@@ -17,6 +17,8 @@ from oracle import Layers, layers_of, loss_and_gradient, plus
 
 import fedjax_sim as fs
 from fedjax_sim.base import Variables
+from fedjax_sim.cli.build import build
+from fedjax_sim.cli.parser import parse
 from fedjax_sim.models.leaves import all_but, head, named
 
 LR, ROUNDS, COHORT, STEPS, RANK, FACTOR = 0.5, 3, 3, 3, 2, 2.0
@@ -288,7 +290,7 @@ def holds(f: Any, some: Any, x: jax.Array, *shape: int) -> bool:
 
 
 def test_clients_share_the_trunks_matrices(net: fs.Model, adapted: fs.Model) -> None:
-    """A trunk that casts its weights is merged."""
+    """Also if layers are computed again; a trunk that casts its weights is merged."""
     start, x = adapted.init(jax.random.key(0)), jnp.ones((4, 6))
 
     def outputs(model: fs.Model, ab: Any) -> jax.Array:
@@ -300,6 +302,21 @@ def test_clients_share_the_trunks_matrices(net: fs.Model, adapted: fs.Model) -> 
         holds(functools.partial(outputs, m), some, jnp.zeros(7), 6, 5) for m in (adapted, cast)
     ]
     assert found == [False, True]
+    text = fs.models.lora(fs.models.transformer((4,), 9, 8, 1, 2, remat=True), RANK)
+    start, x = text.init(jax.random.key(0)), jnp.ones((3, 4), jnp.int32)
+    some = {part: start.params[part] for part in "AB"}
+    assert not holds(functools.partial(outputs, text), some, jnp.zeros(7), 8, 32)
+
+
+def test_the_command_shares_them_in_bfloat16() -> None:
+    setup = build(parse(["--precision", "bf16", "--lora", "2", "--model", "logistic"]))
+    model, x = setup.model, setup.problem.data.x[:4]
+    start = model.init(jax.random.key(0))
+
+    def outputs(ab: Any) -> jax.Array:
+        return model.apply(start._replace(params=start.params | ab), x, train=True)[0]
+
+    assert not holds(outputs, {part: start.params[part] for part in "AB"}, jnp.zeros(7), 64, 10)
 
 
 def test_its_head_is_the_trunks_with_its_adapters(adapted: fs.Model) -> None:

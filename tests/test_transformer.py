@@ -55,7 +55,7 @@ def by_hand(params: Any, tokens: Any, xp: ModuleType = np) -> Any:
     for number in range(LAYERS):
         layer = p[f"layer_{number}"]
         y = norm(x, layer["LayerNorm_0"]["scale"])
-        q, k, v = (y @ layer[name]["kernel"] for name in ("query", "key", "value"))
+        q, k, v = xp.split(y @ layer["qkv"]["kernel"], 3, axis=-1)
         steps = []
         for t in range(len(tokens)):
             heads = []
@@ -111,6 +111,27 @@ def test_it_computes_in_bfloat16_and_double(model: fs.Model, start: fs.Variables
         np.testing.assert_allclose(double, wanted, rtol=1e-12, atol=1e-13)
 
 
+def test_remat_stores_less_for_the_same_gradient(model: fs.Model, start: fs.Variables) -> None:
+    again, x = (
+        transformer((LENGTH,), VOCABULARY, WIDTH, LAYERS, HEADS, remat=True),
+        jnp.asarray(windows(3)),
+    )
+
+    def backward(model: fs.Model) -> Any:
+        def outputs(params: Any) -> jax.Array:
+            return jnp.sin(model.apply(fs.Variables(params, {}), x, train=True)[0])
+
+        return jax.vjp(outputs, start.params)[1]
+
+    ones, models = jnp.ones((3, LENGTH, VOCABULARY)), (model, again)
+    plain, found = (jax.jit(lambda m=m: backward(m)(ones))() for m in models)
+    assert float(jnp.abs(plain[0]["layer_0"]["qkv"]["kernel"]).max()) > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), plain, found)
+    stored = [jax.tree.leaves(jax.eval_shape(functools.partial(backward, m))) for m in models]
+    sizes = [sum(a.size for a in leaves if a.shape[:1] == (3 * LENGTH,)) for leaves in stored]
+    assert sizes[1] < sizes[0] / 2
+
+
 def test_its_size_and_its_head(model: fs.Model) -> None:
     shapes = jax.eval_shape(transformer((80,), 64).init, jax.random.key(0))
     layer = 4 * 128**2 + 2 * 4 * 128**2 + 2 * 128
@@ -124,7 +145,7 @@ def test_its_size_and_its_head(model: fs.Model) -> None:
 def test_initial_weights_are_those_of_gpt_2() -> None:
     params = jax.jit(transformer((80,), 64, layers=1).init)(jax.random.key(0)).params
     added = 0.02 / math.sqrt(2)
-    for name, deviation in (("up", 0.02), ("query", 0.02), ("out", added), ("down", added)):
+    for name, deviation in (("up", 0.02), ("qkv", 0.02), ("out", added), ("down", added)):
         kernel = params["layer_0"][name]["kernel"]
         assert float(kernel.std()) == pytest.approx(deviation, rel=0.03)
     assert float(params["tokens"].std()) == pytest.approx(0.02, rel=0.03)

@@ -123,6 +123,13 @@ def adapted(model: Model, weights: Weights) -> Model:
     return with_frozen(made, named(*_variant(weights).frozen))
 
 
+def trunk_bytes(model: Model, weights: Weights) -> int:
+    """Returns the bytes of a model, without adapters."""
+    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0)))
+    trunk = shapes.params if weights.lora is None else shapes.params["trunk"]
+    return tree.num_bytes(shapes._replace(params=trunk))
+
+
 def local_of(local: LocalUpdate, weights: Weights) -> LocalUpdate:
     """Returns the local update that trains the adapters alone, if there are some."""
     if weights.lora is None:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,6 @@ from fedjax_sim.cli.written import read
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
-from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
 from fedjax_sim.models.factories import model_of
@@ -139,8 +137,11 @@ def build(config: Config) -> Setup:
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
     name = model_for(dataset) if training.model is None else training.model
-    net = adapting.started(load_model(name, dataset, training.precision), config.weights)
-    model = adapting.adapted(net, config.weights)
+
+    def adapt(net: Model) -> Model:
+        return adapting.adapted(adapting.started(net, config.weights), config.weights)
+
+    model = load_model(name, dataset, training.precision, adapt)
     objective = empirical_risk(model, task.loss, training.l2)
     transforms = augmentations(config.preparation, dataset)
 
@@ -216,7 +217,7 @@ def build(config: Config) -> Setup:
         algorithms=algorithms,
         varied=varied,
         clients_per_round=per_round,
-        model_bytes=tree.num_bytes(jax.eval_shape(lambda: net.init(jax.random.key(0)))),
+        model_bytes=adapting.trunk_bytes(model, config.weights),
     )
 
 
@@ -294,7 +295,12 @@ def how_it_runs(
     }
 
 
-def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Model:
+def load_model(
+    name: str,
+    dataset: Dataset,
+    precision: Precision = "f32",
+    adapt: Callable[[Model], Model] = lambda net: net,
+) -> Model:
     """Returns a model by its name or place, checked against the data, that scales its inputs.
 
     Args:
@@ -302,6 +308,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
           :func:`fedjax_sim.models.factories.model_of`.
         dataset: gives shape, task and scale.
         precision: precision of its computations.
+        adapt: changes the model before its weights are cast, so that LoRA knows them.
 
     Raises:
         ValueError: if there is no such model, or it does not fit the data.
@@ -313,6 +320,7 @@ def load_model(name: str, dataset: Dataset, precision: Precision = "f32") -> Mod
         if not MODELS.is_foreign(key) and not isinstance(error, ValueError | ZeroDivisionError):
             raise
         raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
+    given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)
     if key not in SCALES_ITSELF and dataset.mean is not None and dataset.std is not None:

@@ -252,7 +252,10 @@ class SGD(LocalUpdate):
         if self.companion is not None:
             given = progress.variables, companion, samples, context
             companion = accompanied(self.companion, step, *given)
-        weights = tree.filled(taken.weights, params)
+        # A client without samples takes no step whose result is used.
+        has_samples = context.client.size > 0
+        weights = tree.select_updated(has_samples, taken.weights, chosen(params))
+        weights = tree.filled(weights, params)
         if self.half_weights:
             weights = rounded(stream(context.key, Step.ROUNDING), weights)
         return Progress(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from fedjax_sim.models.adapters import from_linen
 
 _DEVIATION = 0.02
 _normal = nn.initializers.normal(_DEVIATION)
+_HALVES = ("attention", "mlp")
 
 
 def causal_attention(query: Array, key: Array, value: Array) -> Array:
@@ -47,9 +49,33 @@ def causal_attention(query: Array, key: Array, value: Array) -> Array:
     scores = jnp.einsum("bhtc,bhsc->bhts", query, key)
     scores = _wide(scores) / math.sqrt(channels)
     seen = jnp.tril(jnp.ones((1, 1, length, length), bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    weights = _softmax(jnp.where(seen, scores, -jnp.inf))
     out = jnp.einsum("bhts,bhsc->bhtc", weights.astype(value.dtype), value)
     return jnp.swapaxes(out, 1, 2)
+
+
+@jax.custom_jvp
+def _softmax(scores: Array) -> Array:
+    """Computes the softmax; its backward pass reads the result alone, so scores are not stored."""
+    return jax.nn.softmax(scores, axis=-1)
+
+
+@_softmax.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    weights, change = _softmax(*primals), tangents[0]
+    return weights, weights * (change - jnp.sum(weights * change, axis=-1, keepdims=True))
+
+
+@jax.custom_jvp
+def _rows(table: Array, index: Array) -> Array:
+    """Returns rows of a table; the gradient is a product with one-hot rows: scatters are slow."""
+    return table.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+@_rows.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    (table, index), (change, _) = primals, tangents
+    return _rows(table, index), jax.nn.one_hot(index, len(table), dtype=table.dtype) @ change
 
 
 def _wide(x: Array) -> Array:
@@ -77,18 +103,19 @@ class _Block(nn.Module):
     last: Any  # initialiser of the layers whose outputs are added to the stream
 
     @nn.compact
-    def __call__(self, x: Array, steps: int) -> Array:
+    def __call__(self, x: Array, steps: int, halves: Sequence[str] = _HALVES) -> Array:
         """``[B T, D]`` -> ``[B T, D]`` for windows of ``steps`` tokens, T."""
         width = x.shape[-1]
-        y = LayerNorm()(x)
-        query, key, value = (
-            _dense(width, name=name)(y).reshape(-1, steps, self.heads, width // self.heads)
-            for name in ("query", "key", "value")
-        )
-        y = causal_attention(query, key, value).reshape(x.shape)
-        x = x + _dense(width, self.last, name="out")(y)
-        y = jax.nn.gelu(_dense(4 * width, name="up")(LayerNorm()(x)))
-        return x + _dense(width, self.last, name="down")(y)
+        if "attention" in halves:
+            # One product: its backward pass is one product too.
+            y = _dense(3 * width, name="qkv")(LayerNorm(name="LayerNorm_0")(x))
+            y = y.reshape(-1, steps, 3 * self.heads, width // self.heads)
+            y = causal_attention(*jnp.split(y, 3, axis=2)).reshape(x.shape)
+            x = x + _dense(width, self.last, name="out")(y)
+        if "mlp" in halves:
+            y = _dense(4 * width, name="up")(LayerNorm(name="LayerNorm_1")(x))
+            x = x + _dense(width, self.last, name="down")(jax.nn.gelu(y))
+        return x
 
 
 class _Transformer(nn.Module):
@@ -97,6 +124,7 @@ class _Transformer(nn.Module):
     width: int
     layers: int
     heads: int
+    remat: bool
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -107,15 +135,20 @@ class _Transformer(nn.Module):
             raise ValueError(f"x must have at most {self.length} tokens, got {steps}")
         tokens = self.param("tokens", _normal, (self.classes, self.width), jnp.float32)
         places = self.param("places", _normal, (self.length, self.width), jnp.float32)
-        # A product with one-hot tokens, because the gradient of a gather is a slow scatter.
-        y = jax.nn.one_hot(x, self.classes, dtype=tokens.dtype) @ tokens
-        y = y + jnp.expand_dims(places[:steps], 0)
+        y = _rows(tokens, x) + jnp.expand_dims(places[:steps], 0)
         # Rows of one matrix: with two axes of positions, XLA transposes before every product of the
         # backward pass.
         y = y.reshape(-1, self.width)
         last = nn.initializers.normal(_DEVIATION / math.sqrt(2 * self.layers))
         for i in range(self.layers):
-            y = _Block(self.heads, last, name=f"layer_{i}")(y, steps)
+            block = _Block(self.heads, last, name=f"layer_{i}")
+            if self.remat and not self.is_initializing():
+                # Flax's remat copies the weights, and LoRA knows a kernel by its identity.
+                run = functools.partial(block.clone(parent=None, name=None).apply, block.variables)
+                for half in _HALVES:
+                    y = jax.checkpoint(functools.partial(run, steps=steps, halves=(half,)))(y)
+            else:
+                y = block(y, steps)
         return _dense(self.classes, name="next")(LayerNorm()(y)).reshape(*x.shape, self.classes)
 
 
@@ -124,7 +157,12 @@ def _dense(features: int, init: Any = _normal, *, name: str) -> nn.Dense:
 
 
 def transformer(
-    shape: Sequence[int], classes: int, width: int = 128, layers: int = 4, heads: int = 4
+    shape: Sequence[int],
+    classes: int,
+    width: int = 128,
+    layers: int = 4,
+    heads: int = 4,
+    remat: bool = False,
 ) -> Model:
     r"""Predicts the next token at every position of a window: a small GPT-2 decoder.
 
@@ -136,9 +174,10 @@ def transformer(
         x &\leftarrow x + W_{down} \, \mathrm{GELU}(W_{up} \mathrm{LN}(x))
 
     and the logits are :math:`W_{next} \mathrm{LN}(x)`. Attention is causal: the logits at a
-    position depend only on its token and earlier tokens. Positional embeddings are learned. As in
-    nanoGPT with ``bias=False``, no layer or norm has a bias; initial weights are normal with
-    standard deviation 0.02, divided by √(2 layers) for W_o and W_down.
+    position depend only on its token and earlier tokens. W_q, W_k and W_v are the columns of one
+    matrix, ``qkv``, as in GPT-2. Positional embeddings are learned. As in nanoGPT with
+    ``bias=False``, no layer or norm has a bias; initial weights are normal with standard deviation
+    0.02, divided by √(2 layers) for W_o and W_down.
 
     W_next, the head of the model, is a separate layer. If it were tied to the token embeddings, as
     in GPT-2, clients could not keep it while sending the embeddings. With a vocabulary of
@@ -153,6 +192,8 @@ def transformer(
         width: D, the width of the residual stream x.
         layers: number of layers.
         heads: number of attention heads, each with D / heads channels.
+        remat: whether the backward pass computes each layer again from x, so that a step stores
+            the activations of one layer instead of all.
 
     Returns:
         A model with ``f32[B, t, M]`` logits.
@@ -175,4 +216,5 @@ def transformer(
         raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
     if heads < 1 or width % heads:
         raise ValueError(f"heads must divide the width {width}, got {heads}")
-    return from_linen(_Transformer(shape[0], classes, width, layers, heads), shape, jnp.int32)
+    module = _Transformer(shape[0], classes, width, layers, heads, remat)
+    return from_linen(module, shape, jnp.int32)
