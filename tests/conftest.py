@@ -42,12 +42,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Where in Python each operation was made is noted for messages and profiles that no test reads.
 jax.config.update("jax_traceback_in_locations_limit", 0)
 jax.config.update("jax_default_device", jax.devices()[0])  # tests about devices ask for more
-# `.ci/run` keeps compiled programs: reading one takes a tenth of the time of compiling it. Each
-# process has its own folder: JAX would read a file that another one has not written whole yet.
-if "TEST_PROGRAMS" in os.environ:
-    kept = Path(os.environ["TEST_PROGRAMS"], os.environ.get("PYTEST_XDIST_WORKER", "one"))
-    jax.config.update("jax_compilation_cache_dir", str(kept))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 import chex  # noqa: E402
 import numpy as np  # noqa: E402
