@@ -498,7 +498,7 @@ def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     plan = read_study(written(tmp_path, shown))
     assert str(plan) == "3 methods with 18 settings, 2 cells: 540 runs"
-    for path in sorted((ROOT / "benchmarks" / "reproduce").glob("*.toml")):
+    for path in sorted((ROOT / "benchmarks").glob("**/*.toml")):
         assert read_study(path, ["benchmarks"]).cells
 
 
