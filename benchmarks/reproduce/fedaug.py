@@ -400,7 +400,7 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
     number = FIGURE[name] if figure == "5" else figure
     special = {
         "grown": f"Figure {FIGURE[name]} with E grown",
-        "toolkit": "Figure 6.1, FedProx and FedNova as in the toolkit",
+        "toolkit": "Figure 6.1 as in the toolkit",
     }
     told = special.get(figure, f"Figure {number}")
     title = f"{told}: {name}, {len(dataset.train_y):,} training samples"
