@@ -290,3 +290,16 @@ def _with_round_key(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda algorithm, key, state, data: fn(
         algorithm, jax.random.fold_in(key, state.round), state, data
     )
+
+
+def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
+    """Returns the number of samples of the largest client in each set with personal models.
+
+    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
+    a pooled set is not.
+    """
+    if sets[0].adapt is not None:
+        own = [examples for examples in sets if examples.adapt is not None]
+    else:
+        own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
+    return tuple(int(np.diff(examples.start).max()) for examples in own)

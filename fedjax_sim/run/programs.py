@@ -27,11 +27,12 @@ from fedjax_sim.engine.memory import (
 )
 from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.engine.targets import ProgramReport, options_for, program_report
+from fedjax_sim.models.products import outer_products
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted, with_size_range
 from fedjax_sim.run.cache import evaluation_program, weights_program
 from fedjax_sim.run.client_memory import check_state_unread, rows_that_fit
-from fedjax_sim.run.functions import Functions, PerRunSettings, Sets, functions_for
+from fedjax_sim.run.functions import Functions, PerRunSettings, Sets, functions_for, own_sizes
 from fedjax_sim.run.layout import Layout, RunAxes, shapes_for, without_client_state
 from fedjax_sim.run.prefetch import PrefetchBlocks
 from fedjax_sim.run.records import Collected, Run, SetCounts
@@ -145,7 +146,10 @@ class Programs:
         return self._functions.capacity
 
     def lowered(
-        self, platforms: Sequence[str] | None = None, weights: Variables | None = None
+        self,
+        platforms: Sequence[str] | None = None,
+        weights: Variables | None = None,
+        rounds: int | None = None,
     ) -> Iterator[tuple[str, Lowered]]:
         """Yields the programs by name, lowered for devices that need not exist.
 
@@ -154,13 +158,17 @@ class Programs:
         Args:
             platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
             weights: initial weights ``[R, *p]``; None for the model's own.
+            rounds: as in :meth:`options`.
         """
+        on_cpu = platforms is None and self.execution.devices[0].platform == "cpu"
         given = None if platforms is None else tuple(platforms)
         for name, traced in self._traced(weights):
             self._largest[name] = largest_new_array(traced.jaxpr.jaxpr)
             if name in ("advance", "rounds"):
                 self._step_flops = step_flops(traced.jaxpr.jaxpr)
-            yield name, traced.lower(lowering_platforms=given)
+            with outer_products(on_cpu and not self._quick(name, rounds)):
+                lowered = traced.lower(lowering_platforms=given)
+            yield name, lowered
 
     def compiled_ahead(self) -> Iterator[ProgramReport]:
         """Compiles one program after another for their devices; nothing runs.
@@ -256,16 +264,18 @@ class Programs:
     def options(self, name: str, rounds: int | None = None) -> dict[str, Any] | None:
         """Returns XLA's options for a program that was just lowered.
 
-        Programs that run once compile quickly, and so do all programs of a run that trains briefly.
-
         Args:
             name: name of the program.
             rounds: rounds of the whole run; None if unknown.
         """
+        quick, largest = self._quick(name, rounds), self._largest.get(name)
+        return options_for(self.execution.devices, quick=quick, largest=largest)
+
+    def _quick(self, name: str, rounds: int | None) -> bool:
+        """Returns whether a program compiles quickly: it runs once, or its run trains briefly."""
         trains = self.algorithm.parts.finish is not None or self.personal
         once = name in ONCE or (name == "finish" and not trains)
-        quick = once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)
-        return options_for(self.execution.devices, quick=quick, largest=self._largest.get(name))
+        return once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)
 
     def _flops(self, rounds: int) -> float:
         """Estimates the FLOPs of all local training; 0 if steps are not in a loop of their own."""
@@ -335,16 +345,3 @@ class Programs:
             return out
 
         return call
-
-
-def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
-    """Returns the number of samples of the largest client in each set with personal models.
-
-    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
-    a pooled set is not.
-    """
-    if sets[0].adapt is not None:
-        own = [examples for examples in sets if examples.adapt is not None]
-    else:
-        own = [sets[0], *(examples for examples in sets[1:] if examples.clients == data.clients)]
-    return tuple(int(np.diff(examples.start).max()) for examples in own)
