@@ -301,23 +301,25 @@ PLAIN = {"xla_cpu_use_fusion_emitters": False}
 REGIONS = "xla_cpu_copy_insertion_use_region_analysis"
 IN_PLACE = {REGIONS: True}
 DISABLED, SHARING = "xla_disable_hlo_passes", "cpu-parallel-task-assigner"
-ALONE = {DISABLED: SHARING}
+BARRIERS = "cse_barrier_expander"
+ALONE, KEPT = {DISABLED: SHARING}, {DISABLED: BARRIERS}
+BOTH = {DISABLED: f"{SHARING},{BARRIERS}"}
 
 
 @pytest.mark.parametrize(
     ("flags", "devices", "largest", "quick", "full"),
     [
-        ("", 2, 2**30, LEVEL | PLAIN | ALONE, IN_PLACE | ALONE),
-        ("", 1, 2**30, LEVEL | PLAIN, IN_PLACE),
-        ("", 1, None, LEVEL | PLAIN, IN_PLACE),
-        ("", 1, 2**10, LEVEL | PLAIN | ALONE, IN_PLACE | ALONE),
-        ("--xla_cpu_use_fusion_emitters=true", 1, None, LEVEL, IN_PLACE),
-        ("--xla_backend_optimization_level=2", 1, None, PLAIN, IN_PLACE),
-        (f"--{REGIONS}=false", 1, None, LEVEL | PLAIN, None),
+        ("", 2, 2**30, LEVEL | PLAIN | ALONE, IN_PLACE | BOTH),
+        ("", 1, 2**30, LEVEL | PLAIN, IN_PLACE | KEPT),
+        ("", 1, None, LEVEL | PLAIN, IN_PLACE | KEPT),
+        ("", 1, 2**10, LEVEL | PLAIN | ALONE, IN_PLACE | BOTH),
+        ("--xla_cpu_use_fusion_emitters=true", 1, None, LEVEL, IN_PLACE | KEPT),
+        ("--xla_backend_optimization_level=2", 1, None, PLAIN, IN_PLACE | KEPT),
+        (f"--{REGIONS}=false", 1, None, LEVEL | PLAIN, KEPT),
         (
             f"--{DISABLED}=fusion,dce", 2, None,
             LEVEL | PLAIN | {DISABLED: f"fusion,dce,{SHARING}"},
-            IN_PLACE | {DISABLED: f"fusion,dce,{SHARING}"},
+            IN_PLACE | {DISABLED: f"fusion,dce,{SHARING},{BARRIERS}"},
         ),
     ],
 )  # fmt: skip
@@ -338,7 +340,7 @@ def test_an_option_that_xla_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr(targets, "_IN_PLACE", {"xla_no_such_option": 1})
     with count_programs() as counter:
-        assert options_for(jax.devices()) == ALONE
+        assert options_for(jax.devices()) == BOTH
         quick = options_for(jax.devices(), quick=True) or {}
         assert quick.items() >= (LEVEL | ALONE).items()
     assert counter.programs == 0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array
 from fedjax_sim.models.convolutions import conv
+from fedjax_sim.models.products import dense_product
 
 
 @jax.custom_vjp
@@ -82,7 +83,8 @@ class Dense(nn.Module):
         """``[B, C]`` -> ``[B, features]``."""
         fan_in = x.shape[-1]
         init = fan_in_uniform(fan_in)
-        return nn.Dense(self.features, kernel_init=init, bias_init=init)(x)
+        layer = nn.Dense(self.features, kernel_init=init, bias_init=init, dot_general=dense_product)
+        return layer(x)
 
 
 class Conv(nn.Module):

@@ -16,6 +16,7 @@ from fedjax_sim.base import Array, Leaves, Model, PyTree, Variables
 from fedjax_sim.engine.streams import Weights, stream
 from fedjax_sim.models.layers import fan_in_uniform
 from fedjax_sim.models.leaves import named, path_of
+from fedjax_sim.models.products import dense_product
 
 
 def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
@@ -288,8 +289,8 @@ def _beside(
     layer: Any = context.module
     if context.method_name != "__call__" or type(layer) not in (nn.Dense, nn.DenseGeneral):
         return call(*args, **kwargs)
-    if layer.dot_general is not None or layer.dot_general_cls is not None:  # x w may be rounded
-        return call(*args, **kwargs)
+    if layer.dot_general not in (None, dense_product) or layer.dot_general_cls is not None:
+        return call(*args, **kwargs)  # x w may be rounded
     params = layer.variables.get("params", {})
     adapter = adapters.get(id(params.get("kernel")))
     x = args[0] if args else kwargs["inputs"]

@@ -27,6 +27,7 @@ from fedjax_sim.engine.memory import (
 )
 from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.engine.targets import ProgramReport, options_for, program_report
+from fedjax_sim.models.products import outer_products
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted, with_size_range
 from fedjax_sim.run.cache import evaluation_program, weights_program
@@ -147,7 +148,10 @@ class Programs:
         return self._functions.capacity
 
     def lowered(
-        self, platforms: Sequence[str] | None = None, weights: Variables | None = None
+        self,
+        platforms: Sequence[str] | None = None,
+        weights: Variables | None = None,
+        rounds: int | None = None,
     ) -> Iterator[tuple[str, Lowered]]:
         """Yields the programs by name, lowered for devices that need not exist.
 
@@ -156,13 +160,16 @@ class Programs:
         Args:
             platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
             weights: initial weights ``[R, *p]``; None for the model's own.
+            rounds: as in :meth:`options`.
         """
-        given = None if platforms is None else tuple(platforms)
+        on_cpu = platforms is None and self.execution.devices[0].platform == "cpu"
         for name, traced in self._traced(weights):
             self._largest[name] = largest_new_array(traced.jaxpr.jaxpr)
             if name in ("advance", "rounds"):
                 self._step_flops = step_flops(traced.jaxpr.jaxpr)
-            yield name, traced.lower(lowering_platforms=given)
+            with outer_products(on_cpu and not self._quick(name, rounds)):
+                lowered = traced.lower(lowering_platforms=platforms and tuple(platforms))
+            yield name, lowered
 
     def compiled_ahead(self) -> Iterator[ProgramReport]:
         """Compiles one program after another for their devices; nothing runs.
@@ -260,16 +267,18 @@ class Programs:
     def options(self, name: str, rounds: int | None = None) -> dict[str, Any] | None:
         """Returns XLA's options for a program that was just lowered.
 
-        Programs that run once compile quickly, and so do all programs of a run that trains briefly.
-
         Args:
             name: name of the program.
             rounds: rounds of the whole run; None if unknown.
         """
+        quick, largest = self._quick(name, rounds), self._largest.get(name)
+        return options_for(self.execution.devices, quick=quick, largest=largest)
+
+    def _quick(self, name: str, rounds: int | None) -> bool:
+        """Returns whether a program compiles quickly: it runs once, or its run trains briefly."""
         trains = self.algorithm.parts.finish is not None or self.personal
         once = name in ONCE or (name == "finish" and not trains)
-        quick = once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)
-        return options_for(self.execution.devices, quick=quick, largest=self._largest.get(name))
+        return once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)
 
     def _flops(self, rounds: int) -> float:
         """Estimates the FLOPs of all local training; 0 if steps are not in a loop of their own."""

@@ -269,7 +269,7 @@ class Runner:
         try:
             compiling = {
                 name: pool.submit(compile_program, lowered, self.programs.options(name, rounds))
-                for name, lowered in self.programs.lowered(weights=weights)
+                for name, lowered in self.programs.lowered(weights=weights, rounds=rounds)
                 if wanted(name)
             }
             self._compiled = {name: job.result() for name, job in compiling.items()}
