@@ -1,0 +1,212 @@
+"""Methods on skewed data, each tuned on validation samples: the rows of leaderboard.md.
+
+    python -m benchmarks.leaderboard                          # computes the rows that are missing
+    python -m benchmarks.leaderboard --methods FedAvg FedDyn  # only these
+
+`leaderboard.toml` has the methods and the settings. All partitions of a method are runs of one
+program: run i has the partition i // seeds of the file and the partition's seed i % seeds. A row
+is appended to `DATASET.jsonl` when its method has finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+import fedjax_sim as fs
+from benchmarks.reproduce.common import mnist_small
+from fedjax_sim.cli.studies.results import best_setting
+from fedjax_sim.partition.samplers import parse_sampler
+from fedjax_sim.run.environment import environment
+from fedjax_sim.run.evaluation import total_bytes
+
+FILE = Path(__file__).with_suffix(".toml")
+STUDY = tomllib.loads(FILE.read_text(encoding="utf-8"))
+PARTITIONS: list[str] = STUDY["grid"]["partition"]
+NAMES = ("IID", "Dirichlet(0.1)", "EMD 1.4", "2 classes", "strokes")
+SEEDS: int = STUDY["run"]["seeds"]
+BASELINE: str = STUDY["baseline"]
+STROKES = 5
+"""Levels of the feature that the last partition skews."""
+
+AUGMENTED = (0.4, 0.8)
+"""Values of `--fedaug` for FedAvg: augmentation belongs to the data, not to a method."""
+
+Row = dict[str, Any]
+
+
+def _with_strokes(data: fs.data.Dataset) -> fs.data.Dataset:
+    """Adds how bold a digit is among those of its class, in equal groups, as a feature."""
+    y = np.concatenate([data.train_y, data.test_y])
+    ink = np.concatenate([data.train_x, data.test_x]).reshape(len(y), -1).mean(axis=1)
+    level = np.zeros(len(y), np.int32)
+    for label in np.unique(y):
+        (of,) = np.nonzero(y == label)
+        level[of[np.argsort(ink[of], kind="stable")]] = np.arange(len(of)) * STROKES // len(of)
+    train, test = np.split(level, [len(data.train_y)])
+    return data._replace(features={"strokes": train}, test_features={"strokes": test})
+
+
+def digits(data_dir: str | None) -> fs.data.Dataset:
+    """Returns scikit-learn's digits, with the feature that the last partition skews."""
+    return _with_strokes(fs.load_dataset("digits", data_dir))
+
+
+def mnist(data_dir: str | None) -> fs.data.Dataset:
+    """Returns 10,000 samples of MNIST, with the same feature."""
+    return _with_strokes(mnist_small(data_dir))
+
+
+def network(shape: Sequence[int], classes: int) -> fs.Model:
+    """Returns an MLP with one hidden layer of 64 units."""
+    return fs.models.mlp(shape, classes, widths=(64,))
+
+
+def skews(labels: Any, clients: int, *, features: Any, seed: int) -> fs.partition.Partition:
+    """Draws the partition of a run: the partitions of the file in turn, `SEEDS` runs of each."""
+    return _skew(labels.tobytes(), str(labels.dtype), features["strokes"].tobytes(), clients, seed)
+
+
+@functools.cache  # the last one takes longer than to train a method
+def _skew(
+    labels: bytes, kind: str, strokes: bytes, clients: int, seed: int
+) -> fs.partition.Partition:
+    features = {"strokes": np.frombuffer(strokes, np.int32)}
+    _, sample = parse_sampler(PARTITIONS[seed // SEEDS])
+    return sample(np.frombuffer(labels, kind), clients, seed % SEEDS, features=features)
+
+
+def _trained(text: str, **settings: Any) -> dict[str, fs.Result]:
+    """Returns the results of the settings that have not diverged."""
+    run = STUDY["run"] | settings
+    run |= {"partition": f"{__spec__.name}:skews", "seeds": SEEDS * len(PARTITIONS)}
+    try:
+        return fs.run_experiment(text, compare="none", progress=False, **run)
+    except fs.DivergedError as error:
+        diverged: Any = error
+        results: dict[str, fs.Result] = diverged.results
+        return results
+    finally:
+        jax.clear_caches()  # another method has other programs
+
+
+def _chosen(results: Mapping[str, fs.Result], *, personal: bool) -> Row | None:
+    """Returns by partition the setting with the best validation scores, and its test scores."""
+    part: Literal["validation", "personal_validation"]
+    part = "personal_validation" if personal else "validation"
+    if personal and any(r.evaluations[0].personal is None for r in results.values()):
+        return None
+    if not personal and any(r.provenance.own_leaves for r in results.values()):
+        return None  # there is no whole model at the server
+    row = {}
+    for i, name in enumerate(NAMES):
+        of = {
+            key: result.of_runs(slice(i * SEEDS, (i + 1) * SEEDS))
+            for key, result in results.items()
+        }
+        best = best_setting(
+            {
+                key: {
+                    "validation_best_per_run": result.series(
+                        "accuracy", by_client=True, part=part
+                    ).max(axis=0)
+                }
+                for key, result in of.items()
+            },
+            lowest=False,
+        )
+        if best is not None:
+            scores = of[best].validated("accuracy", by_client=True, personal=personal)
+            row[name] = {"setting": best, "scores": scores.round(6).tolist()}
+    return row
+
+
+def _within(result: fs.Result, share: float) -> fs.Result:
+    """Returns the evaluations of a result within a share of the bytes that FedAvg sends."""
+    run = STUDY["run"]
+    budget = share * 2 * run["rounds"] * run["clients_per_round"] * result.model_bytes
+    kept = [e for e in result.evaluations if total_bytes(e).max() <= budget]
+    return dataclasses.replace(result, evaluations=kept or [result.evaluations[0]])
+
+
+def compute(method: str, dataset: str = "digits") -> Row:
+    """Trains a method with all its settings on all partitions and returns its row."""
+    started, processor = time.time(), time.process_time()
+    data = {"dataset": f"{__spec__.name}:{dataset}"}
+    if method == "FedAug":
+        texts = {f"fedaug={x:g}, ": {"fedaug": x, "mirror": False} for x in AUGMENTED}
+        results = {
+            key + name: result
+            for key, settings in texts.items()
+            for name, result in _trained(STUDY["methods"][BASELINE], **data, **settings).items()
+        }
+    else:
+        results = _trained(STUDY["methods"][method], **data)
+    if not results:
+        return {"method": method, "diverged": True, **environment(started=started)}
+    last = [total_bytes(r.evaluations[-1]).mean() for r in results.values()]
+    one = next(iter(results.values()))
+    of_fedavg = 2 * STUDY["run"]["rounds"] * STUDY["run"]["clients_per_round"] * one.model_bytes
+    halves = {key: _within(result, 0.5) for key, result in results.items()}
+    return {
+        "method": method,
+        "settings": [*results],
+        "traffic": [round(float(x) / of_fedavg, 4) for x in (min(last), max(last))],
+        "server": _chosen(results, personal=False),
+        "server, half of the bytes": _chosen(halves, personal=False),
+        "personal": _chosen(results, personal=True),
+        "cpu_seconds": round(time.process_time() - processor, 1),
+        **environment(started=started),
+    }
+
+
+def _read(path: Path) -> dict[str, Row]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {row["method"]: row for row in map(json.loads, lines)}
+
+
+def methods() -> list[str]:
+    """Returns the rows in the order in which they are computed."""
+    names = [*STUDY["methods"]]
+    at = names.index("FedProx")
+    return [*names[:at], "FedAug", *names[at:]]
+
+
+def main() -> int:
+    """Computes the rows that are missing; returns 1 if one of them has failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", choices=("digits", "mnist"), default="digits")
+    parser.add_argument("--methods", nargs="*", choices=methods(), default=methods(), metavar="ROW")
+    parser.add_argument("--out", type=Path, default=FILE.parent / "results" / "leaderboard")
+    given = parser.parse_args()
+    path, failed = given.out / f"{given.dataset}.jsonl", 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for method in given.methods:
+        if method in _read(path):
+            continue
+        try:
+            row = compute(method, given.dataset)
+        except ValueError as error:  # the other rows do not need it
+            failed = 1
+            print(f"{method}: {error}", flush=True)
+            continue
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        print(f"{method}: {row.get('cpu_seconds')} CPU s", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
