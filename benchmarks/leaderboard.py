@@ -229,21 +229,25 @@ class Board:
 
 
 def boards(rows: Mapping[str, Row]) -> dict[str, Board]:
-    """Returns the scores by kind; FedAvg's server model stands among the personal models."""
-    server = {"personal": rows[BASELINE]["server"]}
-    rows = {**rows, BASELINE: rows[BASELINE] | server}
-    kinds = ("server", "server, half of the bytes", "personal")
-    return {
-        kind: Board(
-            kind,
-            {
-                method: np.array([row[kind][name]["scores"] for name in NAMES])
-                for method, row in rows.items()
-                if row.get(kind)
-            },
-        )
-        for kind in kinds
+    """Returns the scores by kind.
+
+    FedAvg's server model stands among the personal models. Methods with the same server model as
+    FedAvg in all runs do not stand among the server models.
+    """
+    found = {
+        kind: {
+            method: np.array([row[kind][name]["scores"] for name in NAMES])
+            for method, row in rows.items()
+            if row.get(kind)
+        }
+        for kind in ("server", "server, half of the bytes", "personal")
     }
+    server, half, personal = found.values()
+    same = [m for m in server if m != BASELINE and np.array_equal(server[m], server[BASELINE])]
+    for method in same:
+        del server[method], half[method]
+    personal[BASELINE] = server[BASELINE]
+    return {kind: Board(kind, scores) for kind, scores in found.items()}
 
 
 def table(board: Board, rows: Mapping[str, Row], other: Board | None = None) -> Table:
@@ -265,13 +269,13 @@ def table(board: Board, rows: Mapping[str, Row], other: Board | None = None) -> 
 
 
 def draw(board: Board, path: Path) -> None:
-    """Draws the average ranks, the ranks in each partition, and what equals FedAvg by Nemenyi."""
+    """Draws the average ranks, the ranks in each partition, and the critical difference."""
     order, k = [*board.averages], len(board.averages)
     columns = [[*board.scores].index(method) for method in order]
-    middle = board.averages[BASELINE]
+    first = board.averages[order[0]]
     with picture(path, 6.5, 0.8 + 0.14 * k) as figure:
         axis = figure.subplots()
-        axis.axvspan(middle - board.distance, middle + board.distance, color="#eeeeee")
+        axis.axvspan(first, first + board.distance, color="#eeeeee")
         for name, of in zip(NAMES, board.ranks[:, columns], strict=True):
             axis.plot(of, range(k), "|", markersize=4, label=name)
         axis.plot([*board.averages.values()], range(k), "ko", markersize=3, label="average")
