@@ -168,7 +168,7 @@ class Programs:
             if name in ("advance", "rounds"):
                 self._step_flops = step_flops(traced.jaxpr.jaxpr)
             with outer_products(on_cpu and not self._quick(name, rounds)):
-                lowered = traced.lower(lowering_platforms=platforms and tuple(platforms))
+                lowered = traced.lower(lowering_platforms=tuple(platforms) if platforms else None)
             yield name, lowered
 
     def compiled_ahead(self) -> Iterator[ProgramReport]:
