@@ -28,7 +28,7 @@ def method(name: str, **options: Any) -> fs.Algorithm:
 
 METHODS = {
     "fedavg": lambda: method("fedavg"),
-    "phase_shift": lambda: method("phase_shift", phases=2),
+    "phase_shift": lambda: method("phase_shift", phases=5),
     "radfed": lambda: method("radfed", redistribution_rounds=2),
     "scaffold": lambda: method("scaffold"),
     "fedadam": lambda: method("fedadam"),
