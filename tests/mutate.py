@@ -224,6 +224,7 @@ MUTANTS = [
     ),
     Mutant("engine/mesh.py", "jax.device_put(a, self.replicated)", "a", tests("frame")),
     Mutant("engine/mesh.py", "shape[i] % parts == 0", "shape[i] < 0", tests("mesh")),
+    Mutant("engine/execution.py", "axis_names={AXIS},", "", tests("mesh")),
     Mutant(
         "engine/vmapped.py",
         "everywhere(jnp.all(condition))",
