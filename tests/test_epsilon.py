@@ -441,6 +441,7 @@ SERVERS: dict[str, Callable[[], Server]] = {
     "distilled": lambda: server.distilled(MODEL, steps=2, batch_size=2),
     "dynamic": lambda: server.dynamic(0.1),
     "participation": server.participation,
+    "exact_lora": server.exact_lora,
     "train_beside": lambda: server.train_beside(LOCAL),
     "a chain of one that reads": lambda: server.chain(server.replace(), server.extrapolated()),
     "a user's": by_loss,

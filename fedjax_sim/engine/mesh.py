@@ -29,8 +29,8 @@ def model_spec(shape: Sequence[int], parts: int, first: Sequence[str | None] = (
         parts: number of devices that share it.
         first: mesh axes of its leading axes, which do not belong to the model.
 
-    >>> model_spec((4, 128, 64), 2, ["clients"]), model_spec((3,), 2)
-    (PartitionSpec('clients', 'model', None), PartitionSpec(None,))
+    >>> tuple(model_spec((4, 128, 64), 2, ["clients"])), tuple(model_spec((3,), 2))
+    (('clients', 'model', None), (None,))
     """
     axes = [*first, *[None] * len(shape)][: len(shape)]
     own = [i for i in range(len(first), len(shape)) if shape[i] and shape[i] % parts == 0]
