@@ -128,7 +128,7 @@ def test_bytes_are_those_of_the_fragment_whose_turn_it_is(net: fs.Model) -> None
     rows: Any = SimpleNamespace(
         uploads=np.array([[3, 3, 3]]), downloads=np.array([[0, 1, 0]]),
         fragments=np.array([[3, 2, 3]]), visits=np.array([[3, 3, 3]]), time=None,
-        answers=np.zeros((1, 3), np.int32),
+        answers=np.zeros((1, 3), np.int32), bytes=None,
     )  # fmt: skip
     up, down = sent_bytes(found._replace(message=1, shared_state=10), rows, 5)
     assert up.tolist() == [3 * (2 * BODY + HEAD) + 9]
