@@ -349,6 +349,8 @@ class CMFL(Fed):
 class HeteroFL(Fed):
     """Clients train networks of their own width, which are cut out of the server's."""
 
+    equal = True
+
     def begin(self, initial: Layers) -> None:
         self.rounds = 0
         self.cuts: list[Layers] = []
@@ -379,6 +381,8 @@ class HeteroFL(Fed):
 
 class FedRolex(HeteroFL):
     """The units roll."""
+
+    equal = False
 
     def units(self, k: int, n: int) -> np.ndarray:
         return (super().units(k, n) + self.rounds) % n
@@ -473,7 +477,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "heterofl": {"levels": 1},
     "fedrolex": {"levels": 1},
 }
-EQUAL = ("fedlesam", "fedcm")
+EQUAL = ("fedlesam", "fedcm", "heterofl")
 """Methods in which clients count equally."""
 
 

@@ -638,6 +638,8 @@ EQUAL_WEIGHTS = {
     "lg_fedavg": False,
     "fedbn": False,
     "fedbabu": False,
+    "heterofl": True,
+    "fedrolex": False,
     "moon": False,
     "fedntd": False,
     "fedgkd": False,

@@ -18,16 +18,16 @@ def heterofl(
     clients_per_round: int,
     model: Model,
     levels: Count = 3,
-    equal_weights: bool = False,
+    equal_weights: bool = True,
 ) -> Algorithm:
     r"""HeteroFL: weak clients train the first units of every hidden layer.
 
     .. math:: w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}},
               \qquad r_k = 2^{-(k \bmod L)}
 
-    with m_k the weights between the units that client k has, a share r_k of each hidden layer. In
-    the paper all clients count equally. Its norms without running statistics, its scaled
-    activations and its loss over the client's own classes are not part of it.
+    with m_k the weights between the units that client k has, a share r_k of each hidden layer. The
+    paper's norms without running statistics, scaled activations and loss over the client's own
+    classes are not part of it.
 
     Args:
         levels: L: number of widths; 1 is FedAvg.
