@@ -64,7 +64,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    private, adapters, hypergradients = python_blocks(METHODS)
+    private, adapters, narrower, hypergradients = python_blocks(METHODS)
     loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
@@ -104,6 +104,8 @@ def test_the_examples_train_and_show_their_parts(
     told = re.findall(r"on_plan=print,  # (.*)", sweeps)
     assert capsys.readouterr().out.splitlines()[-1:] == told
     assert len(scope["sweep"].table()) == 9 * 3 * 2
+    exec(narrower, scope)
+    assert scope["narrow"].accuracy[-1, 0] > 0.5
     exec(hypergradients.replace("range(3)", "range(2)"), scope)  # each is traced
     measure = jax.jit(scope["loss_after"])
     np.testing.assert_allclose(scope["loss"], measure(AT), rtol=1e-5)
