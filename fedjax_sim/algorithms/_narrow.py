@@ -10,6 +10,9 @@ from fedjax_sim.round import Algorithm, compose
 
 __all__ = ["fedrolex", "heterofl"]
 
+MOST_LEVELS = 32
+"""The narrowest clients have one unit of any layer that fits in memory."""
+
 
 @method
 def heterofl(
@@ -36,8 +39,8 @@ def heterofl(
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
 
     Raises:
-        ValueError: if the model has no head, or layers that are neither dense nor convolutional;
-            if the local update shares anything besides the model.
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
 
     Source: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
     learning for heterogeneous clients", ICLR 2021 <https://arxiv.org/abs/2010.01264>, section 3.
@@ -68,8 +71,8 @@ def fedrolex(
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
 
     Raises:
-        ValueError: if the model has no head, or layers that are neither dense nor convolutional;
-            if the local update shares anything besides the model.
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
 
     Source: Alam, Liu, Yan, Zhang, "FedRolex: model-heterogeneous federated learning with rolling
     sub-model extraction", NeurIPS 2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1.
@@ -87,6 +90,8 @@ def _narrow(
     rolling: bool,
 ) -> Algorithm:
     """Returns FedAvg whose clients have the whole width, a half of it, a quarter and so on."""
+    if levels > MOST_LEVELS:
+        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
     shares = tuple(0.5**level for level in range(levels))
     return compose(
         local,
