@@ -307,12 +307,10 @@ def traced(small: Small, name: str, options: dict[str, Any], lr: Any, numbers: A
         begun = algorithm.init(key, small.model.init(key), data)
         state, metrics = algorithm.step(key, begun, data)
         chex.assert_trees_all_equal_shapes_and_dtypes(begun, state)
-        by_slot = [metrics.client, metrics.source]
+        by_slot = [metrics.client, metrics.source, *jax.tree.leaves(metrics.bytes)]
         chex.assert_shape(by_slot, (algorithm.slots,))
         chex.assert_type(by_slot, jnp.int32)
-        once = [
-            value for field, value in metrics._asdict().items() if field not in ("client", "source")
-        ]
+        once = metrics._replace(client=None, source=None, bytes=None)  # type: ignore[arg-type]
         chex.assert_shape(jax.tree.leaves(once), ())
         own: Any = ()
         if algorithm.personal is not None:

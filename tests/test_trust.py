@@ -33,6 +33,7 @@ from fedjax_sim.cli.sinks import SINKS
 from fedjax_sim.data import DATASETS
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition import SAMPLERS
+from fedjax_sim.run.environment import environment
 
 FORMAT1 = Path(__file__).parent / "folders" / "format1"
 CANARY = """
@@ -103,6 +104,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(work)
     monkeypatch.setattr(MODELS, "_values", dict(MODELS.known))
     before = sorted((path, path.lstat().st_mtime_ns) for path in outside.rglob("*"))
+    environment()  # asks git, once in a process
     SEEN = []
     yield work
     seen, SEEN = SEEN, None
@@ -429,6 +431,7 @@ def test_a_folder_of_format_1_goes_on(here: Path) -> None:
     found = json.loads((folder / "config.json").read_text())
     former = {name: value for name, value in stored().items() if name not in REMOVED}
     former |= {"validation": None, "test_clients": None, "adapt": None}  # which it did not have
+    former |= {"model_devices": 1}
     assert found == former | {name: found[name] for name in ("arguments", "jax")}
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == len(before.splitlines())
 
