@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 
 def _with_strokes(data: fs.data.Dataset) -> fs.data.Dataset:
-    """Adds how bold a digit is among those of its class, in equal groups, as a feature."""
+    """Adds a feature: how bold a digit is within its class, in equal groups."""
     y = np.concatenate([data.train_y, data.test_y])
     ink = np.concatenate([data.train_x, data.test_x]).reshape(len(y), -1).mean(axis=1)
     level = np.zeros(len(y), np.int32)

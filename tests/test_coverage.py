@@ -104,6 +104,15 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
     one = one.replace(local=fs.local_sgd(fs.empirical_risk(heads), optax.sgd(0.1)))
     with pytest.raises(ValueError, match=r"in sequence, got DenseGeneral_0/kernel \[6, 2, 3\]"):
         play(one, heads, federation.data, 1)
+    adapted = fs.models.lora(net, 2)
+    with pytest.raises(ValueError, match="widths needs a model without adapters"):
+        play(base.replace(exchange=widths), adapted, federation.data, 1)
+    large = fs.models.mlp((6,), 3, widths=(30_000, 30_000))
+    weights = jax.eval_shape(large.init, KEY)
+    wide = base.replace(exchange=narrow(large, 0.5), local=local_of(large))
+    state = jax.eval_shape(wide.init, KEY, weights, federation.data)
+    with pytest.raises(ValueError, match=r"needs a model of less than 2 GiB, got 3,60"):
+        jax.eval_shape(wide.step, KEY, state, federation.data)
 
 
 class Heads(nn.Module):

@@ -244,15 +244,16 @@ CLUSTER = Need(
     lambda parts: parts.broadcast.tags == "cluster",
     "broadcast=ifca(clusters, objective)",
 )
+SYNCHRONOUS = Need(
+    "flight",
+    "no server update while clients train",
+    lambda parts: not parts.flight.asynchronous,
+    "flight=every_round()",
+)
 
 MIRROR = (
     NO_FLIGHT,
-    Need(
-        "flight",
-        "no server update while clients train",
-        lambda parts: not parts.flight.asynchronous,
-        "flight=every_round()",
-    ),
+    SYNCHRONOUS,
     ONE_MODEL,
     ALL_TRAVELS,
     FROM_RECEIVED,

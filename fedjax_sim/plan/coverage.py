@@ -18,17 +18,12 @@ from fedjax_sim.engine.needs import (
     NOTHING_AFTER,
     ONE_MODEL,
     PLAIN_MEAN,
+    SYNCHRONOUS,
     UNCHANGED,
 )
 from fedjax_sim.models.leaves import head, path_of
 from fedjax_sim.models.wrappers import is_lora
 
-SYNCHRONOUS = Need(
-    "flight",
-    "rounds that wait for their clients",
-    lambda parts: not parts.flight.asynchronous,
-    "flight=every_round()",
-)
 NOT_POLLED = Need(
     "selection",
     "clients that receive a model only to train it",
@@ -45,8 +40,6 @@ READS_THE_MEAN = Need(
     ),
     "server=replace(), mix(...) or optimizer(...)",
 )
-
-
 COVERED = (
     NO_FLIGHT,
     SYNCHRONOUS,
@@ -85,7 +78,7 @@ class widths(Part):
 
     Raises:
         ValueError: if shares has no number in (0, 1], or the model has no head; in the first round,
-            if a layer's inputs are not the outputs of an earlier one.
+            if a layer's inputs are not the outputs of an earlier one, or the model has adapters.
 
     Source: Diao et al. 2021 <https://arxiv.org/abs/2010.01264>, section 3 (HeteroFL); Alam et al.
     2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1 (FedRolex).
@@ -112,6 +105,9 @@ class widths(Part):
         head(self.model)  # raises if it has none
 
     def __call__(self, variables: Variables, client: Array, round: Array) -> PyTree:
+        if is_lora(variables):
+            raise ValueError("widths needs a model without adapters: use exchange.ranks(shares)")
+
         def has(units: int) -> Array:
             place = jnp.arange(units, dtype=jnp.int32)
             if self.rolling:

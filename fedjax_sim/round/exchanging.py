@@ -38,14 +38,10 @@ def received(parts: Parts, variables: Variables) -> PyTree:
     Raises:
         ValueError: if the server moves a leaf that is not frozen.
     """
-    sent, (_, frozen), choose = (
-        travels(parts, variables),
-        _masks(parts, variables),
-        parts.server.moves,
-    )
+    sent, choose = travels(parts, variables), parts.server.moves
     if choose is None:
         return sent
-    moved = choose(variables)
+    frozen, moved = _masks(parts, variables)[1], choose(variables)
     if any(jax.tree.leaves(jax.tree.map(lambda a, b: a and not b, moved, frozen))):
         raise ValueError(
             f"exchange {parts.exchange} must freeze what server {shown(parts.server)} moves"
@@ -110,9 +106,17 @@ def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array
 def covered_bytes(
     parts: Parts, variables: Variables, clients: Array, round: Array, leaves: PyTree
 ) -> Array:
-    """Returns the bytes that each client ``int32[K]`` has of some leaves, ``int32[K]``."""
+    """Returns the bytes that each client ``int32[K]`` has of some leaves, ``int32[K]``.
+
+    Raises:
+        ValueError: if the model is too large for the integers.
+    """
     coverage = parts.exchange.coverage
     assert coverage is not None
+    if (size := tree.num_bytes(variables)) >= 2**31:
+        raise ValueError(
+            f"exchange {parts.exchange} needs a model of less than 2 GiB, got {size:,} bytes"
+        )
 
     def of(client: Array) -> Array:
         def size(a: Array, has: Array, chosen: bool) -> Array:
