@@ -14,8 +14,10 @@ import argparse
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -39,8 +41,41 @@ from fedjax_sim.run.runner import Runner
 HERE = Path(__file__).resolve().parent
 TARGETS = ("v5e:1x1", "v5e:2x2", "h100")
 GHZ = 1.5  # of a v5e
-TEXT = {"transformer": 10, "LoRA": 32, "LoRA-remat": 32}  # clients at once
-LARGE = {"transformer 1B": 8, "LoRA 1B": 8}  # of 1.0 billion weights; a compiler takes long
+
+
+class Text(NamedTuple):
+    """A transformer that learns text, whole or by LoRA.
+
+    Attributes:
+        clients: number of clients that train at once.
+        rank: of LoRA; 0 trains all weights.
+        net: settings of the transformer.
+        batch: sequences in a minibatch.
+        window: tokens in a sequence.
+        vocabulary: number of tokens.
+    """
+
+    clients: int
+    rank: int = 0
+    net: Mapping[str, Any] = MappingProxyType({})
+    batch: int = 10
+    window: int = 80
+    vocabulary: int = VOCABULARY
+
+
+BILLION: dict[str, Any] = {"width": 4096, "layers": 5, "heads": 32}
+GPT2: dict[str, Any] = {"width": 768, "layers": 12, "heads": 12, "bias": True, "remat": True}
+TEXTS = {
+    "transformer": Text(10),
+    "LoRA": Text(32, rank=8),
+    "LoRA-remat": Text(32, rank=8, net={"remat": True}),
+}
+LARGE = {
+    "transformer 1B": Text(8, net=BILLION),
+    "LoRA 1B": Text(8, rank=8, net=BILLION),
+    "GPT-2 LoRA": Text(8, rank=8, net=GPT2, batch=4, window=512, vocabulary=50_257),
+}
+"""Workloads that take a compiler long, which run only if named."""
 CONVOLUTIONAL = ("W2", "W3")
 WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winograd": "winograd"}
 
@@ -57,24 +92,22 @@ def longest(text: str) -> float | None:
     return most / (GHZ * 1e6) if most else None
 
 
-def text_experiment(work: str, execution: Execution, cohort: int) -> Runner:
-    """A transformer on windows of 80 tokens, whole or by LoRA of rank 8 on its matrices."""
-    window, lora = 80, work.startswith("LoRA")
-    size = {"width": 4096, "layers": 5, "heads": 32} if work in LARGE else {}
-    model = fs.models.transformer((window,), VOCABULARY, remat=work == "LoRA-remat", **size)
-    model = fs.models.lora(model, 8) if lora else model
-    x = np.zeros((40 * cohort, window), np.uint8)
-    partition = fs.partition.iid(x[:, 0], cohort, seed=0)
+def text_experiment(work: Text, execution: Execution) -> Runner:
+    """Returns a run whose clients have 40 sequences each."""
+    model = fs.models.transformer((work.window,), work.vocabulary, **work.net)
+    model = fs.models.lora(model, work.rank) if work.rank else model
+    x = np.zeros((40 * work.clients, work.window), np.uint8)
+    partition = fs.partition.iid(x[:, 0], work.clients, seed=0)
     data = fs.client_data(x, x.astype(np.int32), partition)
-    task = fs.tasks.next_token(VOCABULARY)
+    task = fs.tasks.next_token(work.vocabulary)
     local = fs.local_sgd(
         fs.empirical_risk(model, task.loss),
         optax.sgd(0.1),
-        batch_size=10,
-        trained=fs.leaves.named("A", "B") if lora else None,
+        batch_size=work.batch,
+        trained=fs.leaves.named("A", "B") if work.rank else None,
     )
-    sent = fs.exchange.split(frozen=fs.leaves.named("trunk")) if lora else None
-    algorithm = fs.compose(local, cohort, exchange=sent).on(execution)
+    sent = fs.exchange.split(frozen=fs.leaves.named("trunk")) if work.rank else None
+    algorithm = fs.compose(local, work.clients, exchange=sent).on(execution)
     return Runner(Programs(algorithm, model, task, data, (eval_set(x[:1], x[:1]),), 1, 8))
 
 
@@ -86,8 +119,8 @@ def compiled(
     with lowered_by(WAYS[way]):
         began = time.perf_counter()
         runner = (
-            text_experiment(work, execution, cohort)
-            if (cohort := (TEXT | LARGE).get(work))
+            text_experiment(text_work, execution)
+            if (text_work := (TEXTS | LARGE).get(work))
             else experiment_of(WORKLOADS[work], execution, precision)
         )
         lowered = dict(runner.programs.lowered())["advance"]
@@ -120,7 +153,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add, works = parser.add_argument, [*WORKLOADS, *TEXT]
+    add, works = parser.add_argument, [*WORKLOADS, *TEXTS]
     add("--work", nargs="+", choices=[*works, *LARGE], default=works, metavar="W")
     add("--targets", nargs="+", default=list(TARGETS), metavar="TARGET")
     add("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="WAY")
@@ -142,7 +175,7 @@ def main(argv: list[str] | None = None) -> None:
             for way in args.ways:
                 if way != "as it is" and work not in CONVOLUTIONAL:
                     continue
-                precisions: list[Precision] = ["f32"] if work in TEXT | LARGE else args.precisions
+                precisions: list[Precision] = ["f32"] if work in TEXTS | LARGE else args.precisions
                 for precision in precisions:
                     rows.append(compiled(work, target, way, precision, args.model_devices))
                     print(*rows[-1].values(), sep="  ", flush=True)

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 import fedjax_sim as fs
 from benchmarks import methods
-from benchmarks.aot import TEXT, text_experiment
+from benchmarks.aot import TEXTS, text_experiment
 from benchmarks.baselines import ours
 from benchmarks.speed import Run, find_run, repeat
 from benchmarks.workloads import WORKLOADS, Timing, Workload
@@ -280,7 +280,8 @@ def text(stage: Stage) -> None:
             return our_rate(work_of("W5", small), small)
 
     def windows(work: str) -> Row:
-        experiment = text_experiment(work, fs.make_execution(1), 1 if small else TEXT[work])
+        text = TEXTS[work]._replace(clients=1) if small else TEXTS[work]
+        experiment = text_experiment(text, fs.make_execution(1))
         run, _, _ = jax.block_until_ready(experiment.advance(experiment.start([0]), 1))
         samples, began = 0, time.perf_counter()
         while not samples or time.perf_counter() - began < (0.01 if small else SECONDS):
@@ -294,7 +295,7 @@ def text(stage: Stage) -> None:
 
     for steps in (2,) if small else (1, 5, 10, 20):
         stage.attempt(10, functools.partial(unrolled, steps), work="W5", unroll=steps)
-    for work in ("LoRA",) if small else TEXT:
+    for work in ("LoRA",) if small else TEXTS:
         stage.attempt(15, functools.partial(windows, work), work=work)
 
 

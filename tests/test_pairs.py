@@ -103,4 +103,4 @@ def test_no_data_set_is_left_out() -> None:
         == {*DATASETS, "synthetic"}
         == set(DEFAULTS) - {"tfds", TABLE}
     )
-    assert {net for _, net in PAIRS} == set(fs.models.MODELS)
+    assert {net for _, net in PAIRS} == {*fs.models.MODELS} - {"gpt2"}  # its weights are in a file

@@ -48,14 +48,18 @@ def by_hand(params: Any, tokens: Any, xp: ModuleType = np) -> Any:
     p = params
     x = p["tokens"][tokens] + p["places"][: len(tokens)]
 
-    def norm(x: Any, scale: Any) -> Any:
+    def norm(x: Any, p: Any) -> Any:
         centred = x - x.mean(-1, keepdims=True)
-        return centred / xp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * scale[None]
+        y = centred / xp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * p["scale"][None]
+        return y + p["bias"][None] if "bias" in p else y
+
+    def dense(x: Any, p: Any) -> Any:
+        return x @ p["kernel"] + p["bias"][None] if "bias" in p else x @ p["kernel"]
 
     for number in range(LAYERS):
         layer = p[f"layer_{number}"]
-        y = norm(x, layer["LayerNorm_0"]["scale"])
-        q, k, v = xp.split(y @ layer["qkv"]["kernel"], 3, axis=-1)
+        y = norm(x, layer["LayerNorm_0"])
+        q, k, v = xp.split(dense(y, layer["qkv"]), 3, axis=-1)
         steps = []
         for t in range(len(tokens)):
             heads = []
@@ -64,11 +68,11 @@ def by_hand(params: Any, tokens: Any, xp: ModuleType = np) -> Any:
                 weights = xp.exp(scores - scores.max())
                 heads.append(weights @ v[: t + 1, at] / weights.sum())
             steps.append(xp.concatenate(heads))
-        x = x + xp.stack(steps) @ layer["out"]["kernel"]
-        up = norm(x, layer["LayerNorm_1"]["scale"]) @ layer["up"]["kernel"]
+        x = x + dense(xp.stack(steps), layer["out"])
+        up = dense(norm(x, layer["LayerNorm_1"]), layer["up"])
         gelu = up / 2 * (1 + xp.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
-        x = x + gelu @ layer["down"]["kernel"]
-    return norm(x, p["LayerNorm_0"]["scale"]) @ p["next"]["kernel"]
+        x = x + dense(gelu, layer["down"])
+    return dense(norm(x, p["LayerNorm_0"]), p["next"])
 
 
 def test_it_is_a_transformer(model: fs.Model, start: fs.Variables) -> None:

@@ -31,8 +31,8 @@ def test_rounds_in_one_program_are_rounds_one_by_one() -> None:
     assert last_line("rounds") == "1"
 
 
-SAME_LAYERS = {"linear", "logistic", "ffn", "fashion_cnn", "two_conv"}
-"""Networks whose layers are those of mlp, mnist_cnn and cifar_cnn in other sizes."""
+SAME_LAYERS = {"linear", "logistic", "ffn", "fashion_cnn", "two_conv", "gpt2"}
+"""Networks whose layers are those of mlp, mnist_cnn, cifar_cnn and transformer in other sizes."""
 
 
 @pytest.mark.slow

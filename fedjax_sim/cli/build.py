@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base import (
-    LocalUpdate,
-    MissingRootError,
-    Model,
-    Task,
-)
+from fedjax_sim.base import LocalUpdate, MissingRootError, Model, Task, calls
 from fedjax_sim.base.registry import told
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
@@ -44,7 +39,7 @@ from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
-from fedjax_sim.models.factories import model_of
+from fedjax_sim.models.factories import model_of, with_settings
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
@@ -295,6 +290,10 @@ def how_it_runs(
     }
 
 
+_MISTAKES = (ValueError, ZeroDivisionError, OSError, ImportError)
+"""What a model of the package raises for sizes, settings or files that do not fit."""
+
+
 def load_model(
     name: str,
     dataset: Dataset,
@@ -305,7 +304,7 @@ def load_model(
 
     Args:
         name: a name in ``MODELS``, or ``package.module:factory``, see
-          :func:`fedjax_sim.models.factories.model_of`.
+          :func:`fedjax_sim.models.factories.model_of`; settings in parentheses.
         dataset: gives shape, task and scale.
         precision: precision of its computations.
         adapt: changes the model before its weights are cast, so that LoRA knows them.
@@ -313,11 +312,13 @@ def load_model(
     Raises:
         ValueError: if there is no such model, or it does not fit the data.
     """
-    key, made = MODELS.resolve(name)
+    call = calls.as_call(calls.parse(name), name)
+    key, made = MODELS.resolve(call.name)
     try:
+        made = with_settings(made, call)
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything
-        if not MODELS.is_foreign(key) and not isinstance(error, ValueError | ZeroDivisionError):
+        if not MODELS.is_foreign(key) and not isinstance(error, _MISTAKES):
             raise
         raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
     given = adapt(given)

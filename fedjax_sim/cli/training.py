@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, LocalUpdate, Objective, Transform
+from fedjax_sim.base import ClientData, LocalUpdate, Objective, Transform, calls
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
 from fedjax_sim.cli.rates import CONSTANT, TEXTS, factor_by_round, schedule
@@ -55,7 +55,8 @@ class Training(Group):
         "model",
         lambda: (
             f"one of {', '.join(MODELS)}, or package.module:factory with factory(shape, classes) "
-            "-> Model or flax.linen module, factory(shape, classes, rngs) -> flax.nnx module"
+            "-> Model or flax.linen module, factory(shape, classes, rngs) -> flax.nnx module; "
+            "settings in parentheses, such as transformer(width=64)"
         ),
         metavar="NAME",
         convert=lambda text: _model(text),
@@ -125,9 +126,9 @@ class Training(Group):
 
 
 def _model(text: str) -> str:
-    """Returns the text if it names a model."""
+    """Returns the text if it names a model; settings in parentheses are read with the data."""
     try:
-        MODELS.resolve(text)
+        MODELS.resolve(calls.as_call(calls.parse(text), text).name)
     except UnknownNameError as error:
         known = ", ".join(MODELS)
         raise ValueError(f"{error}; use one of {known}, or package.module:factory") from error

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.base import Model
 from fedjax_sim.base.registry import Registry
+from fedjax_sim.models._gpt2 import gpt2
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
 from fedjax_sim.models.adapters import from_linen
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _NETS = (
     *(logistic, ffn, mlp, mnist_cnn, fashion_cnn, cifar_cnn, two_conv),
-    *(resnet20, mobilenet_v2, lstm, transformer),
+    *(resnet20, mobilenet_v2, lstm, transformer, gpt2),
 )
 
 MODELS: Registry[Callable[..., Model]] = Registry(
@@ -45,6 +46,7 @@ __all__ = [
     "ffn",
     "from_linen",
     "from_nnx",
+    "gpt2",
     "load_weights",
     "logistic",
     "lora",

@@ -83,10 +83,12 @@ def _wide(x: Array) -> Array:
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation without bias, with statistics in float32 or wider.
+    """Layer normalisation with statistics in float32 or wider.
 
     Flax's LayerNorm rejects bfloat16 under JAX's strict dtype promotion.
     """
+
+    use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -95,26 +97,33 @@ class LayerNorm(nn.Module):
         centred = _wide(x) - jnp.mean(_wide(x), axis=-1, keepdims=True)
         variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + 1e-5)
-        return y.astype(x.dtype) * jnp.expand_dims(scale, 0)
+        y = y.astype(x.dtype) * jnp.expand_dims(scale, 0)
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), jnp.float32)
+        return y + jnp.expand_dims(bias, 0)
 
 
 class _Block(nn.Module):
     heads: int
+    bias: bool
     last: Any  # initialiser of the layers whose outputs are added to the stream
 
     @nn.compact
     def __call__(self, x: Array, steps: int, halves: Sequence[str] = _HALVES) -> Array:
         """``[B T, D]`` -> ``[B T, D]`` for windows of ``steps`` tokens, T."""
         width = x.shape[-1]
+        dense = functools.partial(nn.Dense, use_bias=self.bias, kernel_init=_normal)
+        norm = functools.partial(LayerNorm, use_bias=self.bias)
         if "attention" in halves:
             # One product: its backward pass is one product too.
-            y = _dense(3 * width, name="qkv")(LayerNorm(name="LayerNorm_0")(x))
+            y = dense(3 * width, name="qkv")(norm(name="LayerNorm_0")(x))
             y = y.reshape(-1, steps, 3 * self.heads, width // self.heads)
             y = causal_attention(*jnp.split(y, 3, axis=2)).reshape(x.shape)
-            x = x + _dense(width, self.last, name="out")(y)
+            x = x + dense(width, kernel_init=self.last, name="out")(y)
         if "mlp" in halves:
-            y = _dense(4 * width, name="up")(LayerNorm(name="LayerNorm_1")(x))
-            x = x + _dense(width, self.last, name="down")(jax.nn.gelu(y))
+            y = dense(4 * width, name="up")(norm(name="LayerNorm_1")(x))
+            x = x + dense(width, kernel_init=self.last, name="down")(jax.nn.gelu(y))
         return x
 
 
@@ -125,6 +134,7 @@ class _Transformer(nn.Module):
     layers: int
     heads: int
     remat: bool
+    bias: bool
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -141,7 +151,7 @@ class _Transformer(nn.Module):
         y = y.reshape(-1, self.width)
         last = nn.initializers.normal(_DEVIATION / math.sqrt(2 * self.layers))
         for i in range(self.layers):
-            block = _Block(self.heads, last, name=f"layer_{i}")
+            block = _Block(self.heads, self.bias, last, name=f"layer_{i}")
             if self.remat and not self.is_initializing():
                 # Flax's remat copies the weights, and LoRA knows a kernel by its identity.
                 run = functools.partial(block.clone(parent=None, name=None).apply, block.variables)
@@ -149,11 +159,9 @@ class _Transformer(nn.Module):
                     y = jax.checkpoint(functools.partial(run, steps=steps, halves=(half,)))(y)
             else:
                 y = block(y, steps)
-        return _dense(self.classes, name="next")(LayerNorm()(y)).reshape(*x.shape, self.classes)
-
-
-def _dense(features: int, init: Any = _normal, *, name: str) -> nn.Dense:
-    return nn.Dense(features, use_bias=False, kernel_init=init, name=name)
+        y = LayerNorm(self.bias)(y)
+        logits = nn.Dense(self.classes, use_bias=False, kernel_init=_normal, name="next")(y)
+        return logits.reshape(*x.shape, self.classes)
 
 
 def transformer(
@@ -163,6 +171,7 @@ def transformer(
     layers: int = 4,
     heads: int = 4,
     remat: bool = False,
+    bias: bool = False,
 ) -> Model:
     r"""Predicts the next token at every position of a window: a small GPT-2 decoder.
 
@@ -175,9 +184,8 @@ def transformer(
 
     and the logits are :math:`W_{next} \mathrm{LN}(x)`. Attention is causal: the logits at a
     position depend only on its token and earlier tokens. W_q, W_k and W_v are the columns of one
-    matrix, ``qkv``, as in GPT-2. Positional embeddings are learned. As in nanoGPT with
-    ``bias=False``, no layer or norm has a bias; initial weights are normal with standard deviation
-    0.02, divided by √(2 layers) for W_o and W_down.
+    matrix, ``qkv``, as in GPT-2. Positional embeddings are learned. Initial weights are normal with
+    standard deviation 0.02, divided by √(2 layers) for W_o and W_down, as in nanoGPT.
 
     W_next, the head of the model, is a separate layer. If it were tied to the token embeddings, as
     in GPT-2, clients could not keep it while sending the embeddings. With a vocabulary of
@@ -194,6 +202,7 @@ def transformer(
         heads: number of attention heads, each with D / heads channels.
         remat: whether the backward pass computes each layer again from x, so that a step stores
             the activations of one layer instead of all.
+        bias: whether the layers and norms have biases, as in GPT-2; W_next has none.
 
     Returns:
         A model with ``f32[B, t, M]`` logits.
@@ -216,5 +225,5 @@ def transformer(
         raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
     if heads < 1 or width % heads:
         raise ValueError(f"heads must divide the width {width}, got {heads}")
-    module = _Transformer(shape[0], classes, width, layers, heads, remat)
+    module = _Transformer(shape[0], classes, width, layers, heads, remat, bias)
     return from_linen(module, shape, jnp.int32)

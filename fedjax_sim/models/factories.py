@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 import flax.linen as nn
 
 from fedjax_sim.base import Model
+from fedjax_sim.base.binding import argument, bind
+from fedjax_sim.base.calls import Call
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.models.adapters import from_linen
 
@@ -33,6 +36,34 @@ def is_factory(value: Any) -> bool:
     return takes(value, (1,), 2) or takes(value, (1,), 2, rngs=0) or takes(value, rngs=0)
 
 
+def with_settings(factory: Any, call: Call) -> Any:
+    """Returns a factory with the settings of a call, such as ``transformer(width=64)``.
+
+    Raises:
+        ValueError: if the factory does not take them, or takes them with other values.
+
+    Example:
+        >>> from fedjax_sim.base import calls
+        >>> def small(shape, classes, width=8): return width
+        >>> with_settings(small, calls.parse("small(width=3)"))((4,), 2)
+        3
+    """
+    if not call.args and not call.named:
+        return factory
+    if isinstance(factory, Model | nn.Module):
+        raise ValueError(f"{call.name} is a model, which takes no settings, got {call}")
+    known = [p for p in _signature(factory)[2:] if p.name != "rngs"]  # after shape and classes
+    named = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in known])
+
+    def find(name: str) -> Any:
+        raise ValueError(f"{name} is not a number, True, False or None; write a text in quotes")
+
+    given = bind(call, named).arguments
+    return functools.partial(
+        factory, **{name: argument(factory, name, node, find) for name, node in given.items()}
+    )
+
+
 def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
     """Returns the model of a user's value.
 
@@ -45,7 +76,7 @@ def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
         ValueError: if factory returns something else. A user's function may raise any exception.
     """
     if not isinstance(factory, Model | nn.Module):
-        names = _parameters(factory)
+        names = [parameter.name for parameter in _signature(factory)]
         if "rngs" in names:
             from fedjax_sim.models._nnx import (
                 from_nnx,
@@ -64,10 +95,11 @@ def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
     return factory
 
 
-def _parameters(factory: Any) -> list[str]:
+def _signature(factory: Any) -> list[inspect.Parameter]:
     # The metaclass of nnx modules hides their signature.
     function = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
-        return [name for name in inspect.signature(function).parameters if name != "self"]
+        found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return []
+    return [parameter for parameter in found if parameter.name != "self"]

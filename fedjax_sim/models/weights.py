@@ -72,21 +72,26 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
     source = Path(file)
     if not source.is_file():
         raise FileNotFoundError(f"there is no file {source}")
+    return variables_of(source.name, read_npz(source), model)
+
+
+def variables_of(name: str, found: Shapes, model: Model) -> Variables:
+    """Returns arrays by path as a model's variables; ``name`` is the file in error messages."""
     like = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)))
-    wanted, found = _by_path(like), read_npz(source)
+    wanted = _by_path(like)
     missing = [path for path in wanted if path not in found]
     unknown = [path for path in found if path not in wanted]
     if missing or unknown:
         faults = [f"lacks {shortened(missing, 3)}"] * bool(missing)
         faults += [f"has {shortened(unknown, 3)}, which the model does not have"] * bool(unknown)
-        raise ValueError(f"{source.name} must have the model's leaves: it {' and '.join(faults)}")
+        raise ValueError(f"{name} must have the model's leaves: it {' and '.join(faults)}")
     for path, leaf in wanted.items():
         given = found[path]
         if given.shape != leaf.shape:
             runs = given.shape[1:] == leaf.shape
             hint = f": save the weights of one of the {len(given)} runs" if runs else ""
             raise ValueError(
-                f"{source.name}: {path} must have the shape {list(leaf.shape)}, got "
+                f"{name}: {path} must have the shape {list(leaf.shape)}, got "
                 f"{list(given.shape)}{hint}"
             )
         numbers = np.issubdtype(given.dtype, np.floating) == jax.numpy.issubdtype(
@@ -94,7 +99,7 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
         )
         if given.dtype.kind not in "biuf" or not numbers or not np.isfinite(given).all():
             raise ValueError(
-                f"{source.name}: {path} must be finite numbers of {leaf.dtype}, got {given.dtype}"
+                f"{name}: {path} must be finite numbers of {leaf.dtype}, got {given.dtype}"
             )
     leaves = [found[path].astype(leaf.dtype) for path, leaf in wanted.items()]
     loaded: Variables = jax.tree.unflatten(jax.tree.structure(like), leaves)
