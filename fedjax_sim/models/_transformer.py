@@ -69,7 +69,7 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
 @jax.custom_jvp
 def _rows(table: Array, index: Array) -> Array:
     """Returns rows of a table; the gradient is a product with one-hot rows: scatters are slow."""
-    return table.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return jnp.asarray(table).at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 @_rows.defjvp
