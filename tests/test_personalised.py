@@ -24,6 +24,7 @@ from fedjax_sim.engine import streams
 ROUNDS = 3
 RATE = 0.3  # of a client's own steps
 ALPHA, LAM, GAMMA, MIX_LR = 0.9, 1.3, 0.7, 20.0
+AMP = {"alpha": 0.3, "sigma": 3.0, "lam": 0.2}
 ENVELOPE = {"lam": LAM, "inner_steps": 3, "inner_lr": RATE}
 
 
@@ -184,6 +185,74 @@ class FedALA(Fed):
         return self.mixed(k, key)[0]
 
 
+class Apart(Fed):
+    """Clients whose models stay apart, each started from a mixture of all."""
+
+    def begin(self, initial: Layers) -> None:
+        self.w = self.old = [initial] * self.data.clients
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        raise NotImplementedError
+
+    def pull(self, layers: Layers, start: Layers) -> Layers:
+        return zeros(layers)
+
+    def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        layers = start = self.mixed(k, x, y)
+        for _ in range(STEPS):
+            pulled = plus(slope(layers, x, y), self.pull(layers, start))
+            layers = plus(layers, pulled, -LR)
+        self.ends[k] = layers, start
+        return layers
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.ends: dict[int, tuple[Layers, Layers]] = {}
+        server = super().round(cohort)
+        for k, (end, start) in self.ends.items():  # nobody saw them in this round
+            self.w, self.old = [*self.w], [*self.old]
+            self.w[k], self.old[k] = end, start
+        return server
+
+    def own(self, k: int) -> Layers:
+        return self.w[k]
+
+
+def square(a: Layers, b: Layers) -> float:
+    return sum(float(np.square(v - w).sum()) for v, w in zip(a, b, strict=True))
+
+
+class FedAMP(Apart):
+    """Means of near models, and a pull towards them."""
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        start = self.w[k]
+        for w in self.w:
+            near = AMP["alpha"] / AMP["sigma"] * np.exp(-square(w, self.w[k]) / AMP["sigma"])
+            start = plus(start, plus(w, self.w[k], -1), near)
+        return start
+
+    def pull(self, layers: Layers, start: Layers) -> Layers:
+        return [AMP["lam"] / AMP["alpha"] * w for w in plus(layers, start, -1)]
+
+
+class FedFomo(Apart):
+    """Means of all models that are better than the last start."""
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        def loss(layers: Layers) -> float:
+            return loss_and_gradient(layers, x, y)[0]
+
+        far = [np.sqrt(square(w, self.old[k])) for w in self.w]
+        gains = [max(loss(self.old[k]) - loss(w), 0.0) for w in self.w]
+        weights = [g / d if d else 0.0 for g, d in zip(gains, far, strict=True)]
+        if not sum(weights):
+            return self.w[k]
+        start = zeros(self.server)
+        for w, weight in zip(self.w, weights, strict=True):
+            start = plus(start, w, weight / sum(weights))
+        return start
+
+
 METHODS: dict[str, tuple[str, dict[str, Any], type[Fed]]] = {
     "per_fedavg, FO": ("per_fedavg", {"alpha": RATE}, PerFedAvg),
     "per_fedavg, HF": (
@@ -194,6 +263,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], type[Fed]]] = {
     "apfl, learned": ("apfl", {"alpha": 0.99, "learned": True}, LearnedAPFL),
     "fedrod": ("fedrod", {"gamma": GAMMA}, FedRoD),
     "fedala": ("fedala", {"mix_lr": MIX_LR, "mix_share": 0.5}, FedALA),
+    "fedamp": ("fedamp", AMP, FedAMP),
+    "fedfomo": ("fedfomo", {"downloads": 7}, FedFomo),  # all others, of eight clients
 }  # fmt: skip
 
 
