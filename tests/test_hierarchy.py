@@ -75,7 +75,8 @@ def close(ours: Any, theirs: oracle.Layers) -> None:
 
 def test_one_level_is_fedavg(federation: Federation) -> None:
     """To the bit if edges meet in every round; to rounding if all clients are at one edge."""
-    plain, one = fs.make_execution(devices=1), {"clients_per_round": N}
+    one: dict[str, Any] = {"clients_per_round": N}
+    plain = fs.make_execution(devices=1)
     wanted = play(fedavg(LOCAL, **one).on(plain), MODEL, federation.data, 3)
     often = play(
         hierfavg(LOCAL, **one, edges=3, edge_rounds=1).on(plain), MODEL, federation.data, 3
