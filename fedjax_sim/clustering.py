@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from fedjax_sim.base import (
     Array,
     Batch,
     Broadcast,
+    ClientData,
     ClientView,
     Cohort,
     Context,
@@ -55,6 +57,7 @@ class _Clusters(Broadcast):
 
     several = True
     tags = "cluster"
+    answers = 1
 
     def offered(self, state: Models) -> Array:
         return state.used
@@ -108,7 +111,7 @@ class ifca(_Clusters):
     def needs(self) -> tuple[Need, ...]:
         return PLAIN_SERVER, WHOLE_MODEL
 
-    def init(self, variables: Variables) -> Models:
+    def init(self, variables: Variables, data: ClientData) -> Models:
         copies = tree.stack_copies(variables, self.clusters, "clusters")
 
         def other(j: Array) -> PyTree:
@@ -190,7 +193,7 @@ class dynamic(_Clusters):
     def needs(self) -> tuple[Need, ...]:
         return PLAIN_SERVER, ALL_DUE, WHOLE_MODEL, slots_of(self.slots, most=True)
 
-    def init(self, variables: Variables) -> Models:
+    def init(self, variables: Variables, data: ClientData) -> Models:
         return Models(tree.stack_copies(variables, self.slots), jnp.int32(1))
 
     def send(
@@ -241,10 +244,10 @@ class models_taken(Diagnostic):
         return {"models_taken": taken}, state
 
 
-def _lowest_loss(
-    objective: Objective, batch_size: int, models: Models, client: ClientView
-) -> tuple[Variables, Array]:
-    """Returns the model with the lowest loss on the client, and its index."""
+def loss_on(
+    objective: Objective, batch_size: int, client: ClientView
+) -> Callable[[Variables], Array]:
+    """Returns the function that computes a model's loss, summed over a client's samples."""
 
     def loss(variables: Variables) -> Array:
         params, state = variables
@@ -255,6 +258,15 @@ def _lowest_loss(
             return total + value * jnp.sum(batch.mask, dtype=value.dtype)
 
         return sweep(client, batch_size, add, jnp.float32(0))
+
+    return loss
+
+
+def _lowest_loss(
+    objective: Objective, batch_size: int, models: Models, client: ClientView
+) -> tuple[Variables, Array]:
+    """Returns the model with the lowest loss on the client, and its index."""
+    loss = loss_on(objective, batch_size, client)
 
     def better(j: Array, best: tuple[Array, Array]) -> tuple[Array, Array]:
         value = loss(tree.take(models.variables, j))

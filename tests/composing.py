@@ -108,7 +108,7 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "buffered": {**CLOCK, "clients_per_round": lambda: N}, "periodic": CLOCK,
     "staggered": STAYS, "drift_correction": STAYS, "in_flight": FLIGHT,
     "permute": FLIGHT, "redistribution mix": SERVERLESS, "push": {**SERVERLESS, **EQUAL},
-    "matchings": SERVERLESS,
+    "matchings": SERVERLESS, "edges": STAYS,
     "learned": {**SERVERLESS, **EQUAL, **FINAL},
     "permanent": {**STAYS, "exchange": lambda: EXCHANGES["fragments"]()},
     "fragments": {**STAYS, "flight": fs.flight.permanent},
@@ -181,6 +181,7 @@ REDISTRIBUTIONS: dict[str, Callable[[], Any]] = {
     ),
     "matchings": lambda: fs.redistribution.matchings(RING, 0.5),
     "learned": lambda: fs.redistribution.learned(peers=2),
+    "edges": lambda: fs.redistribution.edges(2),
 }
 KINDS = {
     "selection": "Selection", "broadcast": "Broadcast", "refresh": "Refresh", "sending": "Sending",

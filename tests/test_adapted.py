@@ -58,6 +58,7 @@ def method_of(name: str, model: fs.Model) -> fs.Algorithm:
         "fedrep": {"head_epochs": STEPS, "model": model},
         "fedproto": {"model": model, "objective": objective, "classes": 3},
         "mixed": {},
+        "fedamp": {},
         "dada": {"objective": objective, "peers": 2},
     }
     options = own[name]
@@ -177,6 +178,7 @@ def test_a_method_without_personal_models_is_scored_without_them(
 
 UNMADE = {
     "fedproto": r"exchange is nothing\(\)",
+    "fedamp": r"broadcast is attentive\(1.0, 100.0\)",
     "dada": r"flight is serverless\(.*\)",
     "mixed": r"local is local_sgd\(.*peer_means\(3\).*\)",
 }

@@ -238,7 +238,9 @@ def test_batch_statistics_are_averaged_by_group_and_not_measured() -> None:
     client = jnp.arange(3)
     cohort = Cohort(start, received, client, none, none, none, client * 0, none)
     gathered = Gathered(updates, jnp.float32([1, 3, 1]), cohort)
-    new = jax.jit(lambda state: part.update(state, none, gathered, tree.mean))(part.init(start))
+    new = jax.jit(lambda state: part.update(state, none, gathered, tree.mean))(
+        part.init(start, none)
+    )
     assert int(new.used) == 2
     found = np.concatenate([new.variables.params[:2], new.variables.state[:2]], axis=1).tolist()
     assert sorted(found) == [[0.75, 12.5], [9.0, 7.0]]
@@ -343,7 +345,7 @@ def test_rounds_are_those_of_the_oracle(
     server = [layers_of(initial)]
     if name == "ifca":
         part = clustering.ifca(3, fs.empirical_risk(models["logistic"]))
-        stack = part.init(initial).variables
+        stack = part.init(initial, planted.data).variables
         server = [layers_of(jax.tree.map(lambda a, j=j: a[j], stack)) for j in range(3)]
     kinds = set()
     for t, state in enumerate(played[name].states):
@@ -384,7 +386,7 @@ def test_rounds_are_those_of_the_oracle(
 @pytest.mark.slow
 def test_other_starts_are_shuffles_of_the_first(models: dict[str, fs.Model]) -> None:
     first = models["mlp"].init(jax.random.key(7))
-    stack = jax.jit(clusters("ifca").init)(first).variables
+    stack = jax.jit(clusters("ifca").init)(first, None).variables
     for w, many in zip(jax.tree.leaves(first), jax.tree.leaves(stack), strict=True):
         np.testing.assert_array_equal(many[0], w)
         for other in many[1:]:

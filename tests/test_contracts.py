@@ -135,7 +135,10 @@ PARTS: dict[str, dict[str, Make]] = {
         "buffered": lambda: fs.flight.buffered(SLOTS),
         "periodic": lambda: fs.flight.periodic(2.0),
     },
-    "LearnedRedistribution": {"learned": lambda: fs.redistribution.learned(peers=2)},
+    "LearnedRedistribution": {
+        "learned": lambda: fs.redistribution.learned(peers=2),
+        "edges": lambda: fs.redistribution.edges(2),
+    },
     "Redistribution": {
         "permute": lambda: fs.redistribution.permute,
         "mix": lambda: fs.redistribution.mix(
@@ -231,6 +234,8 @@ PARTS: dict[str, dict[str, Make]] = {
         "latest": fs.broadcast.latest,
         "stale": lambda: fs.broadcast.stale(2),
         "ifca": lambda: fs.broadcast.ifca(2, risk()),
+        "attentive": lambda: fs.broadcast.attentive(1.0, 20.0),
+        "first_order": lambda: fs.broadcast.first_order(2, risk()),
         "dynamic": lambda: fs.broadcast.dynamic(90.0, "angle", ROWS, risk()),
     },
     "Refresh": {"drift_correction": fs.flight.drift_correction},
@@ -345,7 +350,7 @@ PARTS: dict[str, dict[str, Make]] = {
 LOOPS = {
     "Clock": PARTS["Clock"].keys(),  # a whole round
     "LocalUpdate": PARTS["LocalUpdate"].keys() - {"local_sgd"},
-    "Broadcast": {"ifca", "dynamic"},
+    "Broadcast": {"ifca", "dynamic", "first_order"},
     "Finish": {"calibrated"},
     "PreAggregation": {"trust", "suspicion"},
     "Selection": {"deep_q"},
@@ -585,7 +590,7 @@ def test_redistribution(make: Make, run: Any, start: Variables) -> None:
 
 
 @cases("LearnedRedistribution")
-def test_learned_redistribution(make: Make, run: Any, start: Variables) -> None:
+def test_learned_redistribution(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     part, order = make(), jnp.array([2, 0, 3, 1, SLOTS, SLOTS], jnp.int32)
     count = jnp.arange(SLOTS, dtype=jnp.int32)
     extra = {name: count.astype(jnp.float32) for name in part.reads}
@@ -596,7 +601,7 @@ def test_learned_redistribution(make: Make, run: Any, start: Variables) -> None:
         moves, state = part.move(key, state, slots)
         return moves.take(slots, order), moves.received(), state
 
-    before = part.init(SLOTS)
+    before = part.init(SLOTS, crowd)
     taken, received, after = run(moved)(KEY, before, slots)
     same_form(taken, jax.tree.map(lambda a: jnp.zeros((len(order), *a.shape[1:]), a.dtype), slots))
     chex.assert_shape(received, (SLOTS,))
@@ -832,7 +837,7 @@ def test_personal(make: Make, run: Any, crowd: ClientData, start: Variables) -> 
 @cases("Broadcast")
 def test_broadcast(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
     part = make()
-    before, client = part.init(start), view(crowd, 3)
+    before, client = part.init(start, crowd), view(crowd, 3)
     model, tag = run(part.send)(KEY, before, start, client)
     same_form(model, start)
     evaluated, without = run(functools.partial(part.send, None))(before, start, client)
@@ -984,6 +989,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scaffold": {},
     "fedasync": {"buffer_size": 2},
     "ifca": {"clusters": 3},
+    "fedamp": {},
+    "fedfomo": {},
     "astraea": {"mediator_size": 2},
     "fedbn": {"norms": "*bias"},  # the network has no norms
     "streaming_diloco": {"fragments": 1},  # of its one layer

@@ -30,6 +30,7 @@ ONE = fs.make_execution(devices=1)
 MODEL = fs.models.logistic((6,), 3)
 RISK = fs.empirical_risk(MODEL)
 Matrix = np.ndarray
+NO_DATA: Any = None
 _permutation = jax.jit(lambda key: jax.random.permutation(key, NODES))
 
 
@@ -156,7 +157,7 @@ def test_the_graph_is_where_j_is_least(seed: int, count: int) -> None:
     models, losses = rng.normal(size=(count, 3)), rng.exponential(size=count)
     sizes = rng.integers(1, 50, count)
     weighted, distance = losses * sizes / sizes.max(), squares([[row] for row in models])
-    slots, graph = slots_of(models, losses, sizes), redistribution.learned().init(count)
+    slots, graph = slots_of(models, losses, sizes), redistribution.learned().init(count, NO_DATA)
     j = settled(weighted, distance, np.asarray(graph, np.float64))
     for meeting in range(4):
         graph = meetings(1)(jax.random.key(meeting), graph, slots)[1]
@@ -183,7 +184,9 @@ def test_who_is_alike_listens_to_each_other() -> None:
     models = np.repeat([[0.0, 0.0], [4.0, 4.0]], 4, axis=0)
     losses = np.array([0.1, 0.1, 0.1, 2.0] * 2)
     part = redistribution.learned(peers=300)
-    moves, graph = jax.jit(part.move)(jax.random.key(0), part.init(8), slots_of(models, losses))
+    moves, graph = jax.jit(part.move)(
+        jax.random.key(0), part.init(8, NO_DATA), slots_of(models, losses)
+    )
     weights = np.asarray(graph)
     assert (weights[:4, 4:] == 0).all()
     assert weights[0, 1] > 2 * weights[0, 3] > 0
@@ -200,7 +203,7 @@ def test_nothing_is_learned_of_models_that_nobody_has_trained(federation: Federa
     part = redistribution.learned(peers=40)
     slots = slots_of(np.eye(4), np.ones(4))
     idle = slots._replace(visits=jnp.array([1, 1, 0, 1]))
-    graph = np.asarray(jax.jit(part.move)(jax.random.key(0), part.init(4), idle)[1])
+    graph = np.asarray(jax.jit(part.move)(jax.random.key(0), part.init(4, NO_DATA), idle)[1])
     assert (graph[2] == 0).all()
     assert (graph[[0, 0, 1], [1, 3, 3]] > 0).all()
 

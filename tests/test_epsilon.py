@@ -255,7 +255,7 @@ class sees_updates(promised):
 class remembers(fs.base.Broadcast):
     """The server model for all; a copy of the first one is kept."""
 
-    def init(self, variables: Any) -> Any:
+    def init(self, variables: Any, data: Any) -> Any:
         return variables
 
     def send(self, key: Any, state: Any, server: Any, client: Any) -> Any:

@@ -123,6 +123,8 @@ METHODS: dict[str, Sent] = {
     # Two groups of 2: one uploads in each round, and in the end so does the other.
     "phase_shift": Sent({"phases": 2}, up=lambda size: (ROUNDS + 1) * 2 * size, network="normed"),
     "radfed": Sent({"redistribution_rounds": 2}, network="normed"),
+    # Three edges pass on two models each way: they start twice, and meet after rounds 2 and 3.
+    "hierfavg": Sent({"edges": 3}, up=times(1.5), down=times(1.5)),
     # All are sent the first model for a score of it; every visit gives another.
     "radfedi": Sent(
         {"redistribution_rounds": 2},
@@ -208,6 +210,9 @@ METHODS: dict[str, Sent] = {
     "apfl": Sent({"learned": True}),
     "fedrod": Sent(),
     "fedala": Sent(),
+    "fedamp": Sent(network="normed"),
+    # Two models of others, and two numbers back.
+    "fedfomo": Sent({"downloads": 2}, up=lambda size: ROUNDS * COHORT * (size + 8), down=times(2)),
     # A head of 10 classes and 8 units stays, or it alone travels, or it is sent once to all.
     "fedper": Sent(up=bodies, down=bodies),
     "fedrep": Sent({"head_epochs": 1}, up=bodies, down=bodies),
@@ -349,6 +354,7 @@ UNTIMED = {
     "gossip": "flight",
     "push_sum": "flight",
     "dada": "flight",
+    "hierfavg": "flight",
     "fedasync": "broadcast",
     "fedbuff": "broadcast",
 }

@@ -20,10 +20,12 @@ from fedjax_sim import adaptation, algorithms
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine import streams
+from fedjax_sim.server.collaborative import Collaborators
 
 ROUNDS = 3
 RATE = 0.3  # of a client's own steps
 ALPHA, LAM, GAMMA, MIX_LR = 0.9, 1.3, 0.7, 20.0
+AMP = {"alpha": 0.3, "sigma": 3.0, "lam": 0.2}
 ENVELOPE = {"lam": LAM, "inner_steps": 3, "inner_lr": RATE}
 
 
@@ -184,6 +186,81 @@ class FedALA(Fed):
         return self.mixed(k, key)[0]
 
 
+class Apart(Fed):
+    """Clients whose models stay apart, each started from a mixture of all."""
+
+    def begin(self, initial: Layers) -> None:
+        self.w = self.old = [initial] * self.data.clients
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        raise NotImplementedError
+
+    def pull(self, layers: Layers, start: Layers) -> Layers:
+        return zeros(layers)
+
+    def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        layers = start = self.mixed(k, x, y)
+        for _ in range(STEPS):
+            pulled = plus(slope(layers, x, y), self.pull(layers, start))
+            layers = plus(layers, pulled, -LR)
+        self.ends[k] = layers, start
+        return layers
+
+    def round(self, cohort: list[int]) -> Layers:
+        self.ends: dict[int, tuple[Layers, Layers]] = {}
+        server = super().round(cohort)
+        for k, (end, start) in self.ends.items():  # nobody saw them in this round
+            self.w, self.old = [*self.w], [*self.old]
+            self.w[k], self.old[k] = end, start
+        return server
+
+    def own(self, k: int) -> Layers:
+        return self.w[k]
+
+
+def square(a: Layers, b: Layers) -> float:
+    return sum(float(np.square(v - w).sum()) for v, w in zip(a, b, strict=True))
+
+
+class FedAMP(Apart):
+    """Means of near models, and a pull towards them."""
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        start = self.w[k]
+        for w in self.w:
+            near = AMP["alpha"] / AMP["sigma"] * np.exp(-square(w, self.w[k]) / AMP["sigma"])
+            start = plus(start, plus(w, self.w[k], -1), near)
+        return start
+
+    def pull(self, layers: Layers, start: Layers) -> Layers:
+        return [AMP["lam"] / AMP["alpha"] * w for w in plus(layers, start, -1)]
+
+
+class Alone(FedAMP):
+    """Clients that hear nothing of others, near their own last models."""
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        return self.w[k]
+
+
+class FedFomo(Apart):
+    """Means of all models that are better than the last start."""
+
+    def mixed(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
+        def loss(layers: Layers) -> float:
+            return loss_and_gradient(layers, x, y)[0]
+
+        far = [np.sqrt(square(w, self.old[k])) for w in self.w]
+        gains = [max(loss(self.old[k]) - loss(w), 0.0) for w in self.w]
+        weights = [g / d if d else 0.0 for g, d in zip(gains, far, strict=True)]
+        if not sum(weights):
+            return self.w[k]
+        start = zeros(self.server)
+        for w, weight in zip(self.w, weights, strict=True):
+            start = plus(start, w, weight / sum(weights))
+        return start
+
+
 METHODS: dict[str, tuple[str, dict[str, Any], type[Fed]]] = {
     "per_fedavg, FO": ("per_fedavg", {"alpha": RATE}, PerFedAvg),
     "per_fedavg, HF": (
@@ -194,6 +271,11 @@ METHODS: dict[str, tuple[str, dict[str, Any], type[Fed]]] = {
     "apfl, learned": ("apfl", {"alpha": 0.99, "learned": True}, LearnedAPFL),
     "fedrod": ("fedrod", {"gamma": GAMMA}, FedRoD),
     "fedala": ("fedala", {"mix_lr": MIX_LR, "mix_share": 0.5}, FedALA),
+    "fedamp": ("fedamp", AMP, FedAMP),
+    "fedamp, no attention": (
+        "fedamp", {"alpha": 1e-6, "sigma": 3.0, "lam": 1e-6 * AMP["lam"] / AMP["alpha"]}, Alone,
+    ),
+    "fedfomo": ("fedfomo", {"downloads": 7}, FedFomo),  # all others, of eight clients
 }  # fmt: skip
 
 
@@ -258,6 +340,50 @@ def test_whole_runs_are_those_of_the_oracle(
         assert_trees(found, oracle.own(k), rtol=2e-4, atol=2e-5)
 
 
+def test_a_client_mixes_the_models_that_are_better() -> None:
+    """Weights by hand for a loss of w², of its own model and of the two that it is sent."""
+
+    def risk(params: Any, state: Any, batch: Any, context: Any) -> Any:
+        return jnp.square(params), state
+
+    x, own = jnp.zeros(3), jnp.int32(1)
+    client = fs.base.ClientView(x, x, jnp.arange(3), jnp.int32(0), jnp.int32(3), 3, id=own)
+    models = fs.Variables(jnp.array([2.0, 1.0, -1.0, 5.0, 0.5]), ())
+    affinity = jnp.zeros((5, 5)).at[1].set(jnp.array([5.0, 9.0, 1.0, 0.0, 7.0]))
+    server, keys = fs.Variables(jnp.float32(0), ()), jax.random.split(jax.random.key(0), 400)
+
+    def sent(old: float, explore: float) -> Any:
+        part = fs.broadcast.first_order(2, risk, explore)
+        starts = fs.Variables(jnp.full(5, old), ())
+        state = Collaborators(models, starts, affinity)
+        return state, jax.vmap(lambda key: part.send(key, state, server, client))(keys)
+
+    state, (start, tag) = sent(3.0, 0.0)
+    np.testing.assert_allclose(tag, [[5, 0, 0, 0, 3.5]] * 400, rtol=1e-6)
+    np.testing.assert_allclose(start.params, (4 * 1 + 5 * 2 + 3.5 * 0.5) / 12.5, rtol=1e-6)
+    kept, weights = sent(0.0, 0.0)[1]  # none is better than what it started from
+    assert (kept.params == 1).all()
+    assert (weights[:, [0, 4]] < 0).all()
+    drawn = np.mean(sent(3.0, 1.0)[1][1] != 0, axis=0)
+    assert drawn[1] == 0
+    np.testing.assert_allclose(np.delete(drawn, 1), 0.5, atol=0.1)
+
+    nothing: Any = None
+    cohort = fs.base.Cohort(
+        server, fs.Variables(jnp.array([3.0, 9.0]), ()), jnp.array([1, 3]), nothing, nothing,
+        nothing, tag[:2], nothing,
+    )  # fmt: skip
+    gathered = fs.base.Gathered(
+        fs.Variables(jnp.array([0.5, jnp.nan]), ()), jnp.array([1.0, 0.0]), cohort
+    )
+    part = fs.broadcast.first_order(2, risk)
+    after = part.update(state, server, gathered, fs.aggregators.mean)
+    assert after.models.params.tolist() == [2, 3.5, -1, 5, 0.5]
+    assert after.starts.params.tolist() == [3, 3, 3, 3, 3]
+    assert after.affinity[1].tolist() == [10, 9, 1, 0, 10.5]
+    assert (after.affinity[0] == 0).all()
+
+
 @pytest.mark.slow
 def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None:
     """Of its own, as many as the minibatch has, drawn anew for each use and each step."""
@@ -294,6 +420,16 @@ def without_companion(local: LocalUpdate) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
+    "a median of models that nobody receives": (
+        lambda net: made("fedamp", net).replace(aggregator=fs.aggregators.coordinate_median),
+        "broadcast attentive(1.0, 100.0) needs the plain mean, aggregator is coordinate_median",
+    ),
+    "more downloads than others": (
+        lambda net: made("fedfomo", net, downloads=8).init(
+            jax.random.key(0), first_weights(net), make_federation((3,) * 8).data
+        ),
+        "downloads must be at most the 7 other clients, got 8",
+    ),
     "own leaves mixed with themselves": (
         lambda net: made("fedala", net).replace(
             exchange=fs.exchange.split(own=fs.leaves.head(net))

@@ -362,10 +362,10 @@ def test_signs_that_do_not_matter_change_nothing() -> None:
 
 def test_the_ring_holds_the_last_models() -> None:
     most, part = 3, broadcast.stale(3)
-    state, versions = part.init(Variables(jnp.float32(0), ())), [0.0]
+    nothing: Any = None
+    state, versions = part.init(Variables(jnp.float32(0), ()), nothing), [0.0]
     once = chex.assert_max_traces(n=1)
     send = jax.jit(jax.vmap(once(part.send), in_axes=(0, None, None, None)))
-    nothing: Any = None
     update = jax.jit(once(lambda state, w: part.update(state, w, nothing, nothing)))
     keys = jax.random.split(jax.random.key(1), 2000)
     for t in range(9):

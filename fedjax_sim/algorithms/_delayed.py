@@ -27,7 +27,7 @@ from fedjax_sim.plan.selection import InitialScores
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
-__all__ = ["phase_shift", "radfed"]
+__all__ = ["hierfavg", "phase_shift", "radfed"]
 
 Mode = Literal["communication", "epochs"]
 
@@ -196,3 +196,47 @@ def _server_step(
     if name == "adagrad":
         del settings["beta2"]
     return server.optimizer(optax.chain(optax.scale(alpha), ADAPTIVE[name](server_lr, **settings)))
+
+
+@method
+def hierfavg(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    edges: Count = 2,
+    edge_rounds: Count = 2,
+) -> Algorithm:
+    r"""HierFAVG: clients average at edge servers in each round, and edges at the cloud in some.
+
+    .. math:: w_k \leftarrow \sum_{j \in C_\ell} \frac{n_j}{\sum_{i \in C_\ell} n_i} w_j
+              \; \text{ for } k \in C_\ell \text{ in each round}, \qquad
+              w \leftarrow \sum_k \frac{n_k}{\sum_j n_j} w_k
+              \; \text{ in each } \kappa_2\text{-th}
+
+    Client k belongs to edge k mod L; see :class:`fedjax_sim.redistribution.edges`, which takes any
+    other assignment. A cohort trains for κ₂ rounds; the authors' code draws another one at each
+    edge in every round. κ₁ is the number of local steps. The cloud's model is evaluated.
+
+    Args:
+        clients_per_round: m: clients per round; all clients in the paper.
+        edges: L: number of edges; 1 is FedAvg whose cohort stays for κ₂ rounds.
+        edge_rounds: κ₂: rounds between two averages at the cloud; 1 is FedAvg, bit for bit.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up, between clients and edges; per κ₂
+        rounds, L more models each way, between edges and the cloud.
+
+    Raises:
+        ValueError: if edges or edge_rounds is below 1; in the first round, if there are more edges
+            than clients.
+
+    Source: Liu, Zhang, Song, Letaief, "Client-edge-cloud hierarchical federated learning", ICC 2020
+    <https://arxiv.org/abs/1905.06641>, Algorithm 1; Liu 2020 <https://github.com/LuminLiu/HierFL>,
+    the authors' code.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        selection=selection.uniform(sticky=True),
+        flight=flight.delayed(edge_rounds, redistribution=redistribution.edges(edges)),
+    )

@@ -6,11 +6,12 @@ from fedjax_sim import personal
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights
 from fedjax_sim.base import Companion, LocalUpdate, Model, Objective
-from fedjax_sim.client import terms
+from fedjax_sim.client import corrections, terms
 from fedjax_sim.models import leaves
 from fedjax_sim.round import Algorithm, compose
+from fedjax_sim.server import broadcast
 
-__all__ = ["apfl", "ditto", "fedala", "fedrod", "fine_tuned"]
+__all__ = ["apfl", "ditto", "fedala", "fedamp", "fedfomo", "fedrod", "fine_tuned"]
 
 
 @method
@@ -216,4 +217,93 @@ def fedala(
         clients_per_round,
         weighting=client_weights(equal_weights),
         personal=personal.adaptively_mixed(local, objective, head, **options),
+    )
+
+
+@method
+def fedamp(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    alpha: float = 1.0,
+    sigma: float = 100.0,
+    lam: float = 1.0,
+) -> Algorithm:
+    r"""FedAMP: a personal model per client, trained near a mean of the models similar to it.
+
+    .. math:: u_k = \Bigl( 1 - \sum_{j \ne k} \xi_{kj} \Bigr) w_k + \sum_{j \ne k} \xi_{kj} w_j,
+              \qquad \xi_{kj} = \frac{\alpha}{\sigma} e^{-\lVert w_k - w_j \rVert^2 / \sigma},
+              \qquad
+              w_k \leftarrow \arg\min_w F_k(w) + \frac{\lambda}{2 \alpha} \lVert w - u_k \rVert^2
+
+    The server computes u_k from the clients' last models; see
+    :class:`fedjax_sim.broadcast.attentive`. The local update approximates the minimum from u_k. In
+    PFLlib it starts from w_k, and its proximal term is the norm, without the square. A client's
+    personal model is w_k. Pooled scores evaluate the mean of the cohort's models.
+
+    Args:
+        alpha: α: step of the attention; σ/α is about the number of similar clients that outweighs
+          the client's own model.
+        sigma: σ: squared distance at which the attention has fallen to 1/e.
+        lam: λ: λ/α is the weight of the proximal term.
+
+    Returns:
+        The algorithm. Memory: one model per client, at the server. Traffic per round: m models
+        down, m up.
+
+    Raises:
+        ValueError: if alpha or sigma is not positive, or lam is negative.
+
+    Source: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on
+    non-IID data", AAAI 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1; PFLlib
+    <https://github.com/TsingZ0/PFLlib>.
+    """
+    return compose(
+        local.change(corrections=(corrections.proximal(lam / alpha),)),
+        clients_per_round,
+        broadcast=broadcast.attentive(alpha, sigma),
+        personal=personal.as_received(),
+    )
+
+
+@method
+def fedfomo(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    objective: Objective,
+    downloads: int = 5,
+    explore: float = 0.3,
+) -> Algorithm:
+    r"""FedFomo: clients download models of others and mix the ones that are better on their data.
+
+    .. math:: \omega_{kj} =
+              \frac{F_k(w_k^{old}) - F_k(w_j)}{\lVert w_j - w_k^{old} \rVert}, \qquad
+              w_k \leftarrow \mathrm{train}\Bigl( \sum_j
+              \frac{\max(\omega_{kj}, 0)}{\sum_i \max(\omega_{ki}, 0)} w_j,\, k \Bigr)
+
+    over the client's own last model and M others, which the server chooses by the weights that the
+    client gave them before; see :class:`fedjax_sim.broadcast.first_order`. A client's personal
+    model is w_k. Pooled scores evaluate the mean of the cohort's models.
+
+    Args:
+        downloads: M: models of other clients that a client downloads.
+        explore: ε: probability that a random model replaces one of the best M.
+
+    Returns:
+        The algorithm. Memory: two models per client. Traffic per round: M m models down, m up, and
+        M numbers with each.
+
+    Raises:
+        ValueError: if a setting is out of range; in the first round, if there are not more than M
+            clients.
+
+    Source: Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order
+    model optimization", ICLR 2021 <https://arxiv.org/abs/2012.08565>, section 3.
+    """
+    return compose(
+        local,
+        clients_per_round,
+        broadcast=broadcast.first_order(downloads, objective, explore),
+        personal=personal.as_received(),
     )

@@ -200,7 +200,7 @@ class Redistribution(Protocol):
 class LearnedRedistribution(Part):
     """A redistribution that depends on the models, and may keep a state."""
 
-    def init(self, slots: int, /) -> PyTree:
+    def init(self, slots: int, data: ClientData, /) -> PyTree:
         """Returns the state before the first round, for S slots."""
         return ()
 
@@ -216,6 +216,14 @@ class LearnedRedistribution(Part):
     @property
     def beside(self) -> int:
         """How many numbers of 4 bytes travel with every model between clients."""
+        return 0
+
+    @property
+    def relays(self) -> int:
+        """How many servers stand between the clients and the server.
+
+        Each sends one more model up when models are due, and receives one when models start.
+        """
         return 0
 
 

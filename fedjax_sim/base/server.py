@@ -102,7 +102,7 @@ class PreAggregation(Part):
 class Broadcast(Part):
     """Chooses the model that a slot starts from when it leaves the server."""
 
-    def init(self, variables: Variables, /) -> PyTree:
+    def init(self, variables: Variables, data: ClientData, /) -> PyTree:
         """Returns the state before the first round; () for no state."""
         return ()
 
@@ -120,11 +120,19 @@ class Broadcast(Part):
 
     @property
     def offered(self) -> Callable[[PyTree], Array] | None:
-        """Maps the state to the number of models that a client chooses among, ``int32[]``.
+        """Maps the state to the number of models that a client downloads, ``int32[]``.
 
-        Each is downloaded uncompressed, and the choice costs 4 bytes up. None: one model is sent.
+        None: one model is sent. Several are sent uncompressed, and the client chooses or mixes.
         """
         return None
+
+    @property
+    def answers(self) -> int:
+        """How many numbers of 4 bytes a client sends back about the offered models."""
+        return 0
+
+    by_client = False
+    """Whether each client is sent a model of its own; clients that never trained have none."""
 
     several = False
     """Whether slots that leave together may start from different models.

@@ -36,6 +36,7 @@ OWN_MODELS = frozenset(
     {"ifca", "dynamic_clustering", "ditto", "fine_tuned"}
     | {"fedper", "fedrep", "lg_fedavg", "fedbn", "fedbabu"}
     | {"per_fedavg", "pfedme", "apfl", "fedrod", "fedala", "fedproto", "fd", "fedmd", "dada"}
+    | {"fedamp", "fedfomo"}
 )
 """The methods whose point is models of the clients' own."""
 

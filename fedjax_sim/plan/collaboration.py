@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import (
     Array,
+    ClientData,
     Count,
     LearnedRedistribution,
     NonNegative,
@@ -86,7 +87,7 @@ class learned(LearnedRedistribution):
     beside = 3
     needs = (SERVERLESS, STICKY, EQUAL_WEIGHTS)
 
-    def init(self, slots: int) -> Array:
+    def init(self, slots: int, data: ClientData) -> Array:
         return jnp.zeros((slots, slots), jnp.float32)
 
     def move(self, key: Array, graph: Array, slots: Slots) -> tuple[Mixing, Array]:

@@ -38,10 +38,13 @@ class Mixing(NamedTuple):
             1, or its columns if the models have weights, which are mixed in the same way.
         seen: ``bool[S, S]``, whether slot i receives the model of slot j for comparison, even if it
             has no part in the mean; None for no others.
+        relayed: ``bool[S]``, the slots that send their model to a server and receive the mean from
+            it, as one model; None: slots receive models from each other.
     """
 
     matrix: Array
     seen: Array | None = None
+    relayed: Array | None = None
 
     def take(self, slots: Slots, order: Array) -> Slots:
         """Returns the slots ``order int32[P]`` after the move; any row for S and above."""
@@ -51,6 +54,8 @@ class Mixing(NamedTuple):
 
     def received(self) -> Array:
         """Returns the number of models that each slot receives from others, ``int32[S]``."""
+        if self.relayed is not None:
+            return self.relayed.astype(jnp.int32)
         got = self.matrix != 0
         if self.seen is not None:
             got = got | self.seen

@@ -42,7 +42,8 @@ def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tupl
             ).server
         ),
     )
-    return everyone, jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+    uploads = jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+    return everyone, uploads + parts.relays * jnp.any(~due).astype(jnp.int32)
 
 
 def finish(parts: Parts, key: Array, server: Variables, data: ClientData) -> Variables:

@@ -110,6 +110,7 @@ def check_adapts(parts: Parts) -> None:
     """
     unmade = {
         "flight": parts.flight.serverless,
+        "broadcast": parts.broadcast.by_client,
         "exchange": parts.exchange.nothing,
         "local": parts.local.peers,
     }

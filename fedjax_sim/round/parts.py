@@ -152,6 +152,11 @@ class Parts:
         return int(self.weighted) if self.learned is None else self.learned.beside
 
     @property
+    def relays(self) -> int:
+        """The servers between the clients and the server."""
+        return 0 if self.learned is None else self.learned.relays
+
+    @property
     def holds_updates(self) -> bool:
         """Whether the updates of a cohort are stored together; else they are summed one by one."""
         several = (self.sending, self.preaggregation, self.diagnostics, self.exchange.fragments)

@@ -73,7 +73,7 @@ ANALYSED = (
         lambda parts: (
             parts.broadcast.offered is None
             and not parts.broadcast.several
-            and _keeps_nothing(parts.broadcast.init)
+            and _keeps_nothing(lambda variables: parts.broadcast.init(variables, None))
         ),
         "broadcast=latest()",
     ),

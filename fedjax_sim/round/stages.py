@@ -227,6 +227,7 @@ def report(
         at_work=() if back is None else back.at_work,
     )
     metrics = metrics_of(plan, work, delivery, info, numbers)
+    metrics = traffic.with_relays(parts, metrics, plan.placed, plan.due)
     uploaded = delivery.sent | outcome.dropped
     sent = traffic.by_slot(parts, before, plan.placed, uploaded, plan.transfers)
     return state, metrics._replace(bytes=sent)

@@ -58,14 +58,14 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
             for part in parts.sending
         ),
         shared_state=parts.local.shared_state(variables),
-        broadcast=parts.broadcast.init(variables),
+        broadcast=parts.broadcast.init(variables, data),
         preaggregation=tuple(
             part.init(travelling(parts, variables), data) for part in parts.preaggregation
         ),
         diagnostics={name: d.init(variables, data) for name, d in parts.diagnostics.items()},
         clock=() if parts.clock is None else Now(jnp.int32(0), jnp.float32(0)),
         at_work=_nobody(parts, variables, data),
-        redistribution=() if learned is None else learned.init(parts.slots),
+        redistribution=() if learned is None else learned.init(parts.slots, data),
     )
     _check_reports(parts, state, data)
     if not parts.in_flight:

@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     ClientData,
     FedState,
     Fragment,
+    Metrics,
     PyTree,
     SetupTraffic,
     SlotBytes,
@@ -84,6 +85,14 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
     in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
+
+
+def with_relays(parts: Parts, metrics: Metrics, placed: Placed, due: Array) -> Metrics:
+    """Returns the metrics with the models of the servers between the clients and the server."""
+    if not parts.relays:
+        return metrics
+    up, down = (parts.relays * jnp.any(rows).astype(jnp.int32) for rows in (due, placed.fresh))
+    return metrics._replace(uploads=metrics.uploads + up, downloads=metrics.downloads + down)
 
 
 def share_of(parts: Parts, state: FedState, clients: Array, *, sent: bool = False) -> Array | float:
@@ -183,9 +192,9 @@ def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
 
 
 def report_bytes(parts: Parts) -> int:
-    """Returns the bytes of the numbers that a client reports, and of its choice of a model."""
+    """Returns the bytes of the numbers that a client reports, and of its answer to a broadcast."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
-    return 4 * (len(reads) + (parts.broadcast.offered is not None))
+    return 4 * (len(reads) + parts.broadcast.answers)
 
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:

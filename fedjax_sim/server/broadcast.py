@@ -11,6 +11,7 @@ from fedjax_sim.base import (
     Aggregator,
     Array,
     Broadcast,
+    ClientData,
     ClientView,
     Gathered,
     Natural,
@@ -19,8 +20,9 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.clustering import dynamic, ifca
 from fedjax_sim.engine import tree
+from fedjax_sim.server.collaborative import attentive, first_order
 
-__all__ = ["dynamic", "ifca", "latest", "stale"]
+__all__ = ["attentive", "dynamic", "first_order", "ifca", "latest", "stale"]
 
 
 class latest(Broadcast):
@@ -64,7 +66,7 @@ class stale(Broadcast):
     like this.
 
     >>> part = stale(2)
-    >>> past = part.update(part.init(jnp.float32(0)), jnp.float32(1), None, None)
+    >>> past = part.update(part.init(jnp.float32(0), None), jnp.float32(1), None, None)
     >>> draw = lambda seed: part.send(jax.random.key(seed), past, jnp.float32(1), None)
     >>> sorted({(float(model), int(d)) for model, d in map(draw, range(9))})
     [(0.0, 1), (1.0, 0)]
@@ -75,7 +77,7 @@ class stale(Broadcast):
     several = True
     tags = "staleness"
 
-    def init(self, variables: Variables) -> Past:
+    def init(self, variables: Variables, data: ClientData) -> Past:
         return Past(tree.stack_copies(variables, self.most + 1, "max_staleness"), jnp.int32(0))
 
     def send(
