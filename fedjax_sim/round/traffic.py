@@ -185,7 +185,8 @@ def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
 def report_bytes(parts: Parts) -> int:
     """Returns the bytes of the numbers that a client reports, and of its choice of a model."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
-    return 4 * (len(reads) + (parts.broadcast.offered is not None))
+    asked = sum(part.numbers for part in parts.sending)
+    return 4 * (len(reads) + asked + (parts.broadcast.offered is not None))
 
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:
