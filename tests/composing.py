@@ -90,6 +90,7 @@ ALL = {
 EQUAL = {"weighting": lambda: fs.weighting.equal}
 DYNAMIC = {**EQUAL, "correction": corrected(lambda: corrections.dynamic(ALPHA))}
 LOSSES = {"local": lambda local: fs.local.with_initial_loss(local, risk())}
+IMPORTANCE = {"local": lambda local: fs.local.with_importance(local, loss())}
 FINAL = {"local": lambda local: fs.local.with_final_loss(local, risk())}
 COMPANION = changed(companion=companion)
 STALE = {"broadcast": lambda: fs.broadcast.stale(2)}
@@ -101,7 +102,8 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "reflected": {**DYNAMIC, "server": fs.server.participation},
     "correction dynamic": {**EQUAL, "server": lambda: fs.server.dynamic(ALPHA)},
     "everyone": ALL, "with_replacement": EQUAL,
-    "importance": {"local": lambda local: fs.local.with_importance(local, loss())},
+    "with_replacement, p": EQUAL,
+    "importance": IMPORTANCE, "importance, exact": IMPORTANCE,
     "mediators": FOUR,
     "guided": {**CLOCK, "local": lambda local: fs.local.with_utility(local, risk())},
     "selection tiers": CLOCK, "within_deadline": LATE, "awake": ASLEEP,

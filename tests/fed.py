@@ -29,6 +29,16 @@ def samples(data: fs.ClientData, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(data.x, np.float64)[rows], np.asarray(data.y)[rows]
 
 
+def water_filled(scores: np.ndarray, total: float) -> np.ndarray:
+    """Probabilities in proportion to scores, at most 1, with this sum."""
+    low, high = 0.0, 1e6 / scores.min()
+    for _ in range(200):
+        middle = (low + high) / 2
+        few = np.minimum(1, middle * scores).sum() < total
+        low, high = (middle, high) if few else (low, middle)
+    return np.minimum(1, high * scores)
+
+
 class Fed:
     """FedAvg, whose lines methods change."""
 

@@ -55,7 +55,7 @@ FLAGS, STOP, SKIP = tests("training_flags"), tests("stop"), tests("skipping")
 CLOCK, KNOWN = tests("clock"), tests("known_steps")
 FOLDERS, DISTRIBUTED = tests("folders"), tests("distributed") + " -k=listens"
 ARRIVALS = tests("arrivals")
-CHOSEN = tests("selection")
+CHOSEN, CHANCES = tests("selection"), tests("chances")
 FROM_PYTHON = tests("from_python")
 WATCH, RUN_FOLDER = tests("watching"), tests("run_folder") + " -k=own"
 VALIDATION, ADAPTED = tests("validation"), tests("adapted")
@@ -1251,10 +1251,35 @@ MUTANTS = [
     ),
     Mutant("round/measuring.py", "jnp.where(skipped, 0, info", "jnp.where(False, 0, info", SKIP),
     Mutant("round/measuring.py", "jnp.where(nobody, jnp.nan, mean)", "mean", SKIP),
+    # draws with stated probabilities
+    Mutant("engine/chances.py", "fits = rest * falling <= tail", "fits = rest >= 0", CHANCES),
+    Mutant("engine/chances.py", "jnp.cumsum(chances[order])", "jnp.cumsum(chances)", CHANCES),
+    Mutant("plan/selection.py", "slots if self.active is None else min(", "max(slots, ", CHANCES),
+    Mutant("plan/selection.py", "slots * self._chances(data)", "self._chances(data)", CHANCES),
+    Mutant(
+        "client/reports.py", "variables if self.received else trained", "trained", tests("drift")
+    ),
+    Mutant("client/sending.py", "self.expected - certain", "self.expected", CHANCES),
+    Mutant(
+        "round/collecting.py", "visits if chance is None else visits * chance", "visits", CHANCES
+    ),
+    Mutant("round/collecting.py", "gathered.weights) / whole", "gathered.weights) / 40", CHANCES),
+    Mutant(
+        "round/training.py",
+        "weights / expected_visits(parts, state, data, slots.client)",
+        "weights",
+        CHANCES,
+    ),
+    Mutant("round/traffic.py", "len(reads) + asked", "len(reads)", CHANCES),
     # selections that know losses and seconds
     Mutant("engine/draws.py", 'side="right"', 'side="left"', tests("draws")),
-    Mutant("plan/selection.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
-    Mutant("plan/selection.py", "if data.budget is None", "if True", CHOSEN),
+    Mutant("plan/by_loss.py", "top_k(jnp.where(client", "top_k(-jnp.where(client", CHOSEN),
+    Mutant(
+        "engine/clients.py",
+        "data.budget is None:\n        return data.start",
+        "True:\n        return data.start",
+        CHOSEN,
+    ),
     Mutant("plan/selection.py", "start[0], start[-1], jnp", "start[0], start[-2], jnp", CHOSEN),
     Mutant("plan/seconds.py", "jnp.argsort(alone)", "jnp.argsort(-alone)", CHOSEN),
     Mutant("plan/seconds.py", "seconds(queue, place)", "seconds(queue, 1)", CHOSEN),

@@ -113,7 +113,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "uniform": fs.selection.uniform,
         "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
         "with_replacement": fs.selection.with_replacement,
+        "with_replacement, p": lambda: fs.selection.with_replacement(N * (1 / N,)),
         "importance": lambda: fs.selection.importance(score),
+        "importance, exact": lambda: fs.selection.importance(score, exact=True),
         "poisson": lambda: fs.selection.poisson(2),
         "shuffled": fs.selection.shuffled,
         "cyclic": fs.selection.cyclic,
@@ -219,6 +221,7 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "Score": {
         "squared_gradient": lambda: fs.reports.squared_gradient(risk(), 8),
+        "gradient_norm": lambda: fs.reports.gradient_norm(risk(), 8),
         "mean_loss": lambda: fs.reports.mean_loss(risk(), 8),
         "accuracy": lambda: fs.reports.accuracy(net(), 8),
     },
@@ -244,6 +247,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "finite_only": fs.sending.finite_only,
         "low_rank": lambda: fs.sending.low_rank(2),
         "relevant_only": lambda: fs.sending.relevant_only(0.5),
+        "by_norm": lambda: fs.sending.by_norm(2.0, 4),
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),
         "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
@@ -259,6 +263,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "by_samples": lambda: fs.weighting.by_samples,
         "by_samples_visited": lambda: fs.weighting.by_samples_visited,
         "equal": lambda: fs.weighting.equal,
+        "unbiased": fs.weighting.unbiased,
     },
     "PreAggregation": {
         "normalise": lambda: preaggregation.normalise(0.1),

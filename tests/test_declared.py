@@ -19,7 +19,7 @@ from fedjax_sim.base import ranges
 DECLARED = {
     "at least 1": """
         adaptive_proximal.patience astraea.mediator_epochs banded_mechanism.bands bucketing.size
-        budgeted.most classification.classes delayed.rounds discrepancy.classes
+        budgeted.most by_norm.iterations classification.classes delayed.rounds discrepancy.classes
         fang_krum.evaluations geometric_median.iterations learned.peers low_rank.rank
         mediators.clients_each
         moreau_envelope.inner_steps multi_krum.keep multi_label.labels next_token.vocabulary
@@ -30,7 +30,8 @@ DECLARED = {
         traced.first within_deadline.candidates""",
     "positive": """
         adaptive_mechanism.clip adaptive_mechanism.clients_per_round adaptive_proximal.step
-        agreed.digest_lr banded_mechanism.clip calibrated.lr client_momentum.lr clip_norm.limit
+        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr
+        client_momentum.lr clip_norm.limit
         deep_q.lr distilled.lr dynamic.alpha fedadmm.rho gaussian_mechanism.clients_per_round
         gaussian_mechanism.clip geometric_median.eps model_contrast.temperature
         moreau_envelope.inner_lr moreau_envelope.lam normalise.lr

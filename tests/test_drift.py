@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -23,12 +24,13 @@ from conftest import (
     play,
     play_numbers,
 )
-from fed import COHORT, LR, ONE, STEPS, Fed, local_of
+from fed import COHORT, LR, ONE, STEPS, Fed, local_of, samples, water_filled
 from oracle import Layers, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
 from fedjax_sim import algorithms, terms
 from fedjax_sim.base import ClientView, Gathered, LocalInfo
+from fedjax_sim.engine.streams import Round, stream
 
 ROUNDS = 3
 ALPHA, MU, TEMPERATURE, BETA, TAU, RHO, EPS = 0.3, 0.7, 0.4, 0.6, 0.8, 0.3, 1e-3
@@ -346,6 +348,51 @@ class CMFL(Fed):
         return super().step(updates, shares * present / max((shares * present).sum(), 1e-9))
 
 
+class OCS(Fed):
+    """Clients that toss a coin for their updates, by the norms."""
+
+    senders = 1.4
+
+    def begin(self, initial: Layers) -> None:
+        self.rounds = 0
+        self.cohort: list[int] = []
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        self.cohort.append(k)
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        run_key = jax.random.fold_in(jax.random.key(0), 1)
+        key = stream(jax.random.fold_in(run_key, self.rounds), Round.SENDING)
+        coins = [float(jax.random.uniform(jax.random.fold_in(key, k))) for k in self.cohort]
+        p = water_filled(shares * np.array([norm(update) for update in updates]), self.senders)
+        self.rounds, self.cohort = self.rounds + 1, []
+        return super().step(updates, np.where(np.array(coins) < p, shares / p, 0))
+
+
+class ISFedAvg(Fed):
+    """Updates of clients that are drawn by their gradients, over the probability of the draw."""
+
+    equal, gamma = True, 0.6
+
+    def begin(self, initial: Layers) -> None:
+        own = [samples(self.data, k) for k in range(self.data.clients)]
+        self.scores = np.array([self.score(x, y) for x, y in own])
+        self.cohort: list[tuple[int, float]] = []
+
+    def score(self, x: np.ndarray, y: np.ndarray) -> float:
+        return norm(loss_and_gradient([w.copy() for w in self.server], x, y)[1])
+
+    def end(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> None:
+        self.cohort.append((k, self.score(x, y)))
+
+    def step(self, updates: list[Layers], shares: np.ndarray) -> Layers:
+        numbers, scores = (np.array(a) for a in zip(*self.cohort, strict=True))
+        pi = water_filled(self.scores, COHORT)[numbers]
+        self.scores[numbers] = (1 - self.gamma) * self.scores[numbers] + self.gamma * scores
+        self.cohort = []
+        return super().step(updates, 1 / (self.data.clients * pi))
+
+
 class HeteroFL(Fed):
     """Clients train networks of their own width, which are cut out of the server's."""
 
@@ -402,6 +449,8 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "fedlesam": ({"rho": RHO}, FedLESAM),
     "fedexp": ({"eps": EPS}, FedExP),
     "cmfl": ({"relevance": CMFL.relevance}, CMFL),
+    "ocs": ({"senders": OCS.senders}, OCS),
+    "isfedavg": ({"gamma": ISFedAvg.gamma}, ISFedAvg),
     "fedcm": ({"alpha": ALPHA, "server_lr": 0.7}, FedCM),
     "mimelite": ({"beta": BETA}, MimeLite),
     "diloco": ({}, DiLoCo),
@@ -415,7 +464,7 @@ def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     method: Any = getattr(algorithms, name)
     if name in ("moon", "fedntd", "fedgkd", "heterofl", "fedrolex"):
         options["model"] = net
-    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam"):
+    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam", "isfedavg"):
         options["objective"] = fs.empirical_risk(net)
     if name == "feddisco":
         options["classes"] = 3
@@ -474,6 +523,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "fedcm": {"alpha": 1.0, "server_lr": 1.0},
     "mimelite": {"beta": 0.0},
     "cmfl": {"relevance": 0.0},
+    "ocs": {"senders": 3.0},
     "heterofl": {"levels": 1},
     "fedrolex": {"levels": 1},
 }

@@ -275,6 +275,12 @@ METHODS: dict[str, Sent] = {
         up=lambda size: (CLIENTS + ROUNDS * COHORT) * size + ROUNDS * CLIENTS * 4,
         down=lambda size: (1 + ROUNDS) * CLIENTS * size,
     ),
+    # All are sent the first model for a score of it; a visit gives another.
+    "isfedavg": Sent(
+        up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * (size + 4),
+        down=lambda size: (CLIENTS + ROUNDS * COHORT) * size,
+    ),
+    "ocs": Sent({"senders": 4.0}, up=and_a_number),  # as many as train: all send
     "fedmix": Sent(
         {"mix_samples": 6},
         up=lambda size: MEANS + ROUNDS * COHORT * size,
@@ -364,6 +370,7 @@ stands for a clock, see tests/test_arrivals.py."""
 
 ALL_COME = {
     "scaffnew": "clients that are never lost, asleep or late",
+    "isfedavg": "clients that are never lost, asleep or late",
     "streaming_diloco": "models without fragments",
 }
 """Methods that a clock must not keep a client from, and what their rejection says."""
@@ -629,6 +636,7 @@ EQUAL_WEIGHTS = {
     "robust": True,
     "zeno": True,
     "cmfl": False,
+    "ocs": False,
     "stc": True,
     "dynamic_clustering": True,
     "ifca": False,

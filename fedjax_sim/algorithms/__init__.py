@@ -33,6 +33,7 @@ from fedjax_sim.algorithms._layers import *
 from fedjax_sim.algorithms._narrow import *
 from fedjax_sim.algorithms._knowledge import *
 from fedjax_sim.algorithms._selected import *
+from fedjax_sim.algorithms._sampled import *
 from fedjax_sim.algorithms._balanced import *
 # isort: on
 

@@ -43,6 +43,11 @@ class Cohort(NamedTuple):
         info: ``[P]``, the clients' reports.
         tag: ``[P]``, the broadcast's tag of the received model, for example its staleness.
         data: the population.
+        chance: ``f32[P]``, the expected number of times that each client sends in the round; None
+          unless the selection or a sending part draws clients by stated probabilities and the
+          weights are divided by them.
+        whole: ``f32[]``, the weight of all clients that could have sent, by which the weighted sum
+          of the updates is divided; None: their own weight.
     """
 
     server: Variables
@@ -53,6 +58,8 @@ class Cohort(NamedTuple):
     info: LocalInfo
     tag: PyTree
     data: ClientData
+    chance: Array | None = None
+    whole: Array | None = None
 
 
 class Gathered(NamedTuple):

@@ -98,6 +98,15 @@ class Selection(Part):
     """Whether there may be more slots than clients; some slots are then always idle."""
 
     @property
+    def expected_visits(self) -> Callable[[PyTree, ClientData, int], Array] | None:
+        """Maps ``(state, data, slots)`` to the expected visits of each client, ``f32[N]``.
+
+        It is the probability that the client is drawn, given the state before the draw; a client
+        that several slots may visit counts for each. None: unknown.
+        """
+        return None
+
+    @property
     def active(self) -> float | None:
         """Expected number of clients that train in a round, if slots idle; None: one a slot."""
         return None

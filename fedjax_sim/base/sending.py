@@ -16,6 +16,14 @@ SendTogether: TypeAlias = Callable[[Array, Variables, Array, Array], Variables]
 The updates are ``[P, *p]``, ``client`` is ``int32[P]`` and ``sends`` ``bool[P]``.
 """
 
+Choose: TypeAlias = Callable[[Array, Variables, Array, Array, Array], tuple[Array, Array]]
+"""Chooses who sends: ``(key, updates, weights, client, sends) -> sends, chance``.
+
+The updates are ``[P, *p]``, ``weights f32[P]`` are the server's, ``client`` is ``int32[P]`` and
+``sends`` ``bool[P]``; ``chance f32[P]`` is the probability with which each row was to send. Rows
+that do not send may hold NaN.
+"""
+
 
 class Sent(NamedTuple):
     """One client's upload.
@@ -62,6 +70,20 @@ class Sending(Part):
     def together(self) -> SendTogether | None:
         """Changes the updates of all clients of a round, after ``send``; None: no change."""
         return None
+
+    @property
+    def choose(self) -> Choose | None:
+        """Chooses the clients that send among all that trained, before ``send``; None: all send.
+
+        The server divides the weight of an update by its probability, so that the aggregate is an
+        unbiased estimate of the aggregate of all that trained. Such a part ``withholds``.
+        """
+        return None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of 4 bytes each client that trained sends for ``choose``."""
+        return 0
 
     @property
     def bytes(self) -> Callable[[Variables], int] | None:

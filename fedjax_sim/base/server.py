@@ -15,7 +15,11 @@ from fedjax_sim.base.plan import Participation
 
 
 class Weighting(Protocol):
-    """How much each collected model counts."""
+    """How much each collected model counts.
+
+    If a part has ``per_visit = True``, its weights are divided by
+    :attr:`Selection.expected_visits <fedjax_sim.base.Selection.expected_visits>`.
+    """
 
     def __call__(self, samples: Array, samples_visited: Array, /) -> Array:
         """``a_k f32[P]``, at least 0.

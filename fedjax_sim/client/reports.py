@@ -28,7 +28,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.streams import Client, stream
 
-__all__ = ["accuracy", "mean_loss", "squared_gradient"]
+__all__ = ["accuracy", "gradient_norm", "mean_loss", "squared_gradient"]
 
 Kind = Literal["minibatch", "sample"]
 Score = Callable[[Variables, ClientView], Array]
@@ -98,6 +98,28 @@ class squared_gradient(Part):
 
         total, count = sweep(client, self.batch_size, add, (jnp.float32(0), jnp.int32(0)))
         return total / jnp.maximum(count, 1).astype(jnp.float32)
+
+
+class gradient_norm(squared_gradient):
+    r"""The root of a client's mean squared gradient norm: of :class:`squared_gradient`.
+
+    .. math:: q_k(w) = \Bigl( \frac{1}{\lceil n_k/B \rceil} \sum_b
+              \lVert \nabla F_b(w) \rVert^2 \Bigr)^{1/2}
+
+    Args:
+        objective: the loss of a minibatch.
+        batch_size: B.
+        kind: see :class:`squared_gradient`.
+
+    Raises:
+        ValueError: if batch_size or kind is out of range.
+
+    Source: Rizk et al. 2020 <https://arxiv.org/abs/2012.07383>, whose optimal probabilities combine
+    the variance of a client's gradients and the norm of their mean in this way.
+    """
+
+    def __call__(self, variables: Variables, client: ClientView) -> Array:
+        return jnp.sqrt(super().__call__(variables, client))
 
 
 class mean_loss(Part):
@@ -185,23 +207,25 @@ class Reporting(Wrapper):
 
 
 class with_importance(Reporting):
-    """A local update that reports the client's score at the trained model as ``importance``.
+    """A local update that reports the client's score at a model as ``importance``.
 
     Args:
         local: the local update.
         score: e.g. :class:`squared_gradient`, which costs one more pass over the client's samples.
+        received: takes the score at the received model, not at the trained one.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 2, ClientUpdate line 3.
     """
 
     score: Score
+    received: bool = False
 
     name = "importance"
 
     def report(
         self, variables: Variables, client: ClientView, trained: Trained, key: Array
     ) -> Array:
-        return self.score(trained.variables, client)
+        return self.score(variables if self.received else trained.variables, client)
 
 
 class with_initial_loss(Reporting):

@@ -23,6 +23,7 @@ from fedjax_sim.attacks import (
 from fedjax_sim.base import (
     Array,
     ClientData,
+    Count,
     Need,
     Positive,
     PyTree,
@@ -33,11 +34,13 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.compression import compressed, low_rank
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.chances import inclusion
 from fedjax_sim.engine.needs import NO_LOSS_READ, NOTHING_TOLD, ONE_MODEL, ONE_WITHHOLDS
 from fedjax_sim.privacy import noise
 
 __all__ = [
     "alie",
+    "by_norm",
     "clip_norm",
     "compressed",
     "fang_krum",
@@ -130,6 +133,78 @@ def _signs(step: PyTree) -> PyTree:
 def _any(signs: PyTree) -> Array:
     """Returns whether any sign is not 0, ``bool[]``."""
     return jnp.any(jnp.stack([jnp.any(leaf) for leaf in jax.tree.leaves(signs)]))
+
+
+class by_norm(Sending):
+    r"""Lets each client send with a probability that grows with its update (optimal sampling).
+
+    .. math:: k \text{ sends with } p_k = \min(1, c\, a_k \lVert \Delta_k \rVert), \quad
+              \sum_{k \in U} p_k = m, \qquad
+              \Delta_t = \frac{1}{\sum_{j \in U} a_j}
+              \sum_{k \text{ sends}} \frac{a_k}{p_k} \Delta_k
+
+    for the cohort U with the weights a_k. Clients send independently. The aggregate is an unbiased
+    estimate of the cohort's, and no other probabilities with the sum m have a smaller variance.
+    The norm is taken over the trainable parameters. A clock counts an upload of all clients.
+
+    Args:
+        expected: m, the expected number of clients that send; at least the cohort's size lets all
+            clients send.
+        iterations: computes p in so many rounds of sums that secure aggregation can compute (AOCS);
+            a client sends two numbers in each. None: exactly, from one number of each client.
+
+    Raises:
+        ValueError: if a setting is out of range.
+
+    Source: Chen et al. 2022 <https://arxiv.org/abs/2010.13723>, equation 7 and Algorithms 1 and 2;
+    Chen et al. 2020 <https://github.com/SamuelHorvath/FL-optimal-client-sampling>, the authors'
+    code, for the weights of a cohort.
+
+    >>> updates = Variables(jnp.array([[1.0], [9.0], [3.0]]), ())
+    >>> number = jnp.arange(3)
+    >>> choose = by_norm(2).choose
+    >>> choose(jax.random.key(0), updates, jnp.ones(3), number, number >= 0)[1].tolist()
+    [0.25, 1.0, 0.75]
+    """
+
+    expected: Positive
+    iterations: Count | None = None
+
+    withholds = True
+
+    @property
+    def numbers(self) -> int:
+        return 1 + 2 * (self.iterations or 0)
+
+    def choose(
+        self, key: Array, updates: Variables, weights: Array, client: Array, sends: Array
+    ) -> tuple[Array, Array]:
+        scores = jnp.where(sends, weights * tree.norms(updates.params), 0)
+        if self.iterations is None:
+            chance = inclusion(scores, self.expected)
+        else:
+            chance = self._approximate(scores, sends)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, client)
+        coin = jax.vmap(lambda own: jax.random.uniform(own, (), jnp.float32))(keys)
+        return sends & (coin < chance), chance
+
+    def _approximate(self, scores: Array, sends: Array) -> Array:
+        """Returns p of AOCS, ``f32[P]``."""
+
+        def scaled(values: Array, below: Array, expected: Array | float) -> Array:
+            """Scales the values ``below bool[P]`` to the expected sum, to at most 1 each."""
+            total = tree.row_sum(jnp.where(below, values, 0))
+            factor = jnp.where(total > 0, expected / jnp.where(total > 0, total, 1), 1)
+            return jnp.minimum(1, factor * values)
+
+        def again(_: Array, chance: Array) -> Array:
+            below = sends & (chance < 1)
+            certain = tree.row_sum((sends & ~below).astype(jnp.float32))
+            return scaled(chance, below, self.expected - certain)
+
+        first = scaled(scores, sends, self.expected)
+        found: Array = jax.lax.fori_loop(0, self.iterations or 0, again, first)
+        return found
 
 
 class finite_only(Sending):

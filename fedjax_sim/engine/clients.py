@@ -33,6 +33,14 @@ def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -
     return jnp.where(clients < len(data.budget), data.budget[clients], 0)
 
 
+def list_ends(data: ClientData) -> Array:
+    """Returns ``int32[N + 1]``, where each client begins in a list of all samples that count."""
+    if data.budget is None:
+        return data.start
+    ends = jnp.cumsum(data.budget, dtype=jnp.int32)
+    return jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+
+
 def _entries(data: ClientData, clients: Array) -> Array:
     """Returns the length of each client's list."""
     # Indexing clamps, so both ends of client N's list are the last entry of start.

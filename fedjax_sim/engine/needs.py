@@ -189,7 +189,7 @@ ONE_WITHHOLDS = Need(
 EQUAL_WEIGHTS = Need(
     "weighting",
     "clients that count equally",
-    lambda parts: _equal(parts.weighting),
+    lambda parts: not per_visit(parts) and _equal(parts.weighting),
     "weighting=equal",
 )
 NOT_REFLECTED = Need(
@@ -283,6 +283,11 @@ FRESH = Need(
     lambda parts: parts.local.fresh,
     "optimizer_state='reset'",
 )
+
+
+def per_visit(parts: Any) -> bool:
+    """Returns whether weights are divided by the expected number of visits."""
+    return getattr(parts.weighting, "per_visit", False)
 
 
 def _equal(weighting: Callable[..., Any]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +27,10 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.draws import by_size, distinct, draw_free
-from fedjax_sim.engine.needs import EQUAL_WEIGHTS
+from fedjax_sim.engine.chances import EQUAL_OR_UNBIASED, inclusion, systematic
+from fedjax_sim.engine.clients import list_ends
+from fedjax_sim.engine.draws import distinct, draw_free
+from fedjax_sim.plan.by_loss import power_of_choice
 from fedjax_sim.plan.guidance import guided
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.plan.reinforcement import deep_q
@@ -98,6 +101,17 @@ class uniform(Selection):
     def participation(self) -> Participation | None:
         return None if self.sticky else "fixed"
 
+    @property
+    def expected_visits(self) -> Callable[[PyTree, ClientData, int], Array] | None:
+        if self.sticky:
+            return None
+
+        def alike(state: PyTree, data: ClientData, slots: int) -> Array:
+            count = slots if self.active is None else self.active
+            return jnp.full(data.clients, count / data.clients, jnp.float32)
+
+        return alike
+
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array
@@ -124,6 +138,9 @@ class everyone(Selection):
     everyone = True
     participation = "cyclic"
 
+    def expected_visits(self, state: PyTree, data: ClientData, slots: int) -> Array:
+        return jnp.ones(data.clients, jnp.float32)
+
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array
@@ -134,10 +151,19 @@ class everyone(Selection):
 class with_replacement(Selection):
     r"""Draws every slot's client independently, in proportion to its samples (FedProx).
 
-    .. math:: k_1, \dots, k_m \sim n_k / n, \qquad w_{t+1} = \frac1m \sum_i w_{k_i}
+    .. math:: k_1, \dots, k_m \sim p, \quad p_k = n_k / n, \qquad
+              w_{t+1} = \frac1m \sum_i w_{k_i}
 
-    With equal weights the mean over the draw is :math:`\sum_k \frac{n_k}{n} w_k`, without bias. A
-    client that is drawn twice sends the same update twice: in the mean, the traffic and the time.
+    With equal weights the mean over the draw is :math:`\sum_k p_k w_k`, without bias; with
+    :class:`fedjax_sim.weighting.unbiased` it is the mean over all clients. A client that is drawn
+    twice sends the same update twice: in the mean, the traffic and the time.
+
+    Args:
+        p: the probability of each client; None: :math:`n_k / n`.
+
+    Raises:
+        ValueError: if a probability is not in (0, 1], or they do not sum to 1; in the first round,
+            if there is not one for each client.
 
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
     Algorithm 2.
@@ -148,14 +174,44 @@ class with_replacement(Selection):
     [2, 2, 2, 2, 2]
     """
 
+    p: tuple[float, ...] | None = None
+
     repeats = True
-    needs = (EQUAL_WEIGHTS,)
+    needs = (EQUAL_OR_UNBIASED,)
+
+    def __post_init__(self) -> None:
+        if self.p is None:
+            return
+        total = math.fsum(self.p)
+        if not all(0 < p <= 1 for p in self.p) or not math.isclose(total, 1, rel_tol=1e-6):
+            raise ValueError(
+                f"p must be in (0, 1] and sum to 1, got {min(self.p, default=0)} to "
+                f"{max(self.p, default=0)} with sum {total:g}"
+            )
+
+    def expected_visits(self, state: PyTree, data: ClientData, slots: int) -> Array:
+        if self.p is not None:
+            return slots * self._chances(data)
+        ends = list_ends(data)
+        total = (ends[-1] - ends[0]).astype(jnp.float32)
+        return slots / total * jnp.diff(ends).astype(jnp.float32)
+
+    def _chances(self, data: ClientData) -> Array:
+        p = jnp.asarray(self.p, jnp.float32)
+        if len(p) != data.clients:
+            raise ValueError(f"p must be of the {data.clients} clients, got {len(p)} probabilities")
+        return p
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
-        start = _list_ends(data)
+        if self.p is not None:
+            ends = jnp.cumsum(self._chances(data))
+            point = ends[-1] * jax.random.uniform(key, free.shape, jnp.float32)
+            drawn = jnp.searchsorted(ends, point, side="right").astype(jnp.int32)
+            return jnp.minimum(drawn, data.clients - 1), state
+        start = list_ends(data)
         sample = jax.random.randint(key, (len(free),), start[0], start[-1], jnp.int32)
         return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1, state
 
@@ -169,7 +225,12 @@ class importance(Selection):
     A cohort is the m clients with the largest :math:`\log p_k + G_k`, with independent standard
     Gumbel :math:`G_k`: in that order they are distributed exactly like m clients drawn one after
     another, each with probability proportional to p among the remaining ones. A client with p = 0
-    is drawn only if no other remains. The clients must report ``importance``
+    is drawn only if no other remains. With ``exact`` a client joins with the probability
+
+    .. math:: \pi_k = \min(1, c\, p_k), \qquad \sum_k \pi_k = m
+
+    which :class:`fedjax_sim.weighting.unbiased` needs; the draws one after another have no such
+    formula. The clients must report ``importance``
     (:func:`fedjax_sim.local.with_importance`). The state is p, ``f32[N]``.
 
     Args:
@@ -180,6 +241,7 @@ class importance(Selection):
             pass over all samples, and a model to every client; "ones" draws uniformly until scores
             are known.
         active: see :func:`uniform`.
+        exact: draws with stated probabilities (systematic sampling).
 
     Raises:
         ValueError: if gamma, initial or active is out of range.
@@ -194,6 +256,7 @@ class importance(Selection):
     _: dataclasses.KW_ONLY
     initial: InitialScores = "gradient"
     active: Count | None = None
+    exact: bool = False
 
     reads = ("importance",)
 
@@ -217,14 +280,35 @@ class importance(Selection):
     def draw(
         self, key: Array, p: Array, data: ClientData, clients: Array, free: Array, visits: Array
     ) -> tuple[Array, Array]:
-        # log 0 would rank the clients without a score by their number.
-        ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny))
-        ticket += jax.random.gumbel(key, p.shape, jnp.float32)
-        count = len(visits) if self.active is None else min(self.active, len(visits))
-        queue = jax.lax.top_k(ticket, count)[1].astype(jnp.int32)
+        count = self._count(len(visits))
+        if self.exact:
+            queue = systematic(key, self._chances(p, count), count)
+        else:
+            # log 0 would rank the clients without a score by their number.
+            ticket = jnp.log(jnp.maximum(p, np.finfo(p.dtype).tiny))
+            ticket += jax.random.gumbel(key, p.shape, jnp.float32)
+            queue = jax.lax.top_k(ticket, count)[1].astype(jnp.int32)
         if self.active is None:
             return queue, p
         return _assign(jax.random.fold_in(key, 1), queue, len(p), visits, self.active), p
+
+    @property
+    def expected_visits(self) -> Callable[[PyTree, ClientData, int], Array] | None:
+        if not self.exact:
+            return None
+
+        def chances(p: Array, data: ClientData, slots: int) -> Array:
+            return self._chances(p, self._count(slots))
+
+        return chances
+
+    def _count(self, slots: int) -> int:
+        """Returns the size of the cohort."""
+        return slots if self.active is None else min(self.active, slots)
+
+    def _chances(self, p: Array, count: int) -> Array:
+        """Returns π; clients with p = 0 share the slots that the others leave."""
+        return inclusion(jnp.maximum(p, np.finfo(p.dtype).tiny), count)
 
     def update(self, p: Array, client: Array, info: LocalInfo) -> Array:
         if "importance" not in info.extra:
@@ -234,98 +318,6 @@ class importance(Selection):
             )
         new = (1 - self.gamma) * p[client] + self.gamma * info.extra["importance"]
         return p.at[client].set(new, mode="drop")  # client N has no row
-
-
-class Answers(NamedTuple):
-    """The candidates' losses.
-
-    Attributes:
-        client: ``int32[d]``; N for a client without an answer.
-        score: ``f32[d]``.
-    """
-
-    client: Array
-    score: Array
-
-
-class power_of_choice(Selection):
-    r"""Power of choice: the clients with the largest losses of d candidates.
-
-    .. math:: A \sim n_k / n, \; |A| = d, \qquad U = \text{the } m \text{ of } A
-              \text{ with the largest } F_k(w)
-
-    With a ``score`` the candidates are sent the server model and return its loss on their own
-    samples, 4 bytes each; those that train are not sent it again. Without a score, the losses are
-    those that clients reported at their last visits, which only costs the reports; clients without
-    a report come first.
-
-    Args:
-        candidates: d, the number of clients drawn in proportion to :math:`n_k`, at least the number
-            of slots; all clients if there are fewer.
-        score: ``(variables, client) -> f32[]`` (:func:`fedjax_sim.reports.mean_loss`); None: the
-            reported losses.
-
-    Raises:
-        ValueError: if candidates is below 1; in the first round, if there are more slots.
-
-    Source: Cho et al. 2022 <https://arxiv.org/abs/2010.01243>, section 4: π_pow-d, and π_rpow-d
-    by what is known.
-    """
-
-    candidates: Count
-    score: Callable[[Variables, ClientView], Array] | None = None
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        return ("loss",) if self.score is None else ()
-
-    @property
-    def poll(self) -> Callable[[Array, PyTree, ClientData], Array] | None:
-        return None if self.score is None else self._candidates
-
-    @property
-    def ask(self) -> Callable[[Variables, ClientView], Array] | None:
-        return self.score
-
-    def record_answers(self, state: Answers, client: Array, answers: Array) -> Answers:
-        return Answers(client, answers)
-
-    def init(self, variables: Variables, data: ClientData, execution: PerClient) -> PyTree:
-        if self.score is None:
-            return jnp.full(data.clients, jnp.inf, jnp.float32)
-        size = min(self.candidates, data.clients)
-        return Answers(jnp.full(size, data.clients, jnp.int32), jnp.zeros(size, jnp.float32))
-
-    def draw(
-        self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
-        visits: Array
-    ) -> tuple[Array, PyTree]:  # fmt: skip
-        slots = len(free)
-        if slots > self.candidates:
-            raise ValueError(
-                f"candidates must be at least the {slots} slots, got {self.candidates}"
-            )
-        if self.score is None:
-            client = self._candidates(key, state, data)
-            loss = state.at[client].get(mode="fill", fill_value=-jnp.inf)
-        else:
-            client, loss = state
-        largest = jax.lax.top_k(jnp.where(client < data.clients, loss, -jnp.inf), slots)[1]
-        return client[largest], state
-
-    def update(self, state: PyTree, client: Array, info: LocalInfo) -> PyTree:
-        return state.at[client].set(info.loss, mode="drop") if self.score is None else state
-
-    def _candidates(self, key: Array, state: PyTree, data: ClientData) -> Array:
-        return by_size(key, min(self.candidates, data.clients), _list_ends(data))
-
-
-def _list_ends(data: ClientData) -> Array:
-    """Returns ``int32[N + 1]``, where each client begins in a list of all samples that count."""
-    if data.budget is None:
-        return data.start
-    ends = jnp.cumsum(data.budget, dtype=jnp.int32)
-    return jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
 
 
 def _assign(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:

@@ -43,6 +43,9 @@ class poisson(Selection):
             )
         return ()
 
+    def expected_visits(self, state: PyTree, data: ClientData, slots: int) -> Array:
+        return jnp.full(data.clients, self.clients_per_round / data.clients, jnp.float32)
+
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array

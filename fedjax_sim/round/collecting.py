@@ -20,6 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
+from fedjax_sim.engine.needs import per_visit
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.engine.vmapped import everywhere
 from fedjax_sim.round.exchanging import fragments, over_covered, received, travels
@@ -52,6 +53,50 @@ def cohort_of(
         tag=slots.tag,
         data=data,
     )
+
+
+def expected_visits(parts: Parts, state: FedState, data: ClientData, clients: Array) -> Array:
+    """Returns the number of visits that divides each client's weight, ``f32[P]``; 1 without.
+
+    Args:
+        parts: parts of the algorithm.
+        state: state before the draw.
+        data: the population.
+        clients: ``int32[P]``.
+    """
+    stated = parts.selection.expected_visits
+    if not per_visit(parts) or stated is None:
+        return jnp.ones(len(clients), jnp.float32)
+    visits = stated(state.selection, data, parts.slots)
+    if visits.shape != (data.clients,):
+        raise ValueError(
+            f"selection {shown(parts.selection)} must state the expected visits of each of the "
+            f"{data.clients} clients, got the shape {visits.shape}"
+        )
+    return visits.at[clients].get(mode="fill", fill_value=1)
+
+
+def with_chances(parts: Parts, state: FedState, cohort: Cohort, chance: Array | None) -> Cohort:
+    """Adds the probabilities that divide the weights, and the weight of all who could have sent.
+
+    Args:
+        parts: parts of the algorithm.
+        state: state before the draw.
+        cohort: the cohort.
+        chance: ``f32[P]``, the probability with which each row was sent; None: all were.
+    """
+    everyone, data = per_visit(parts), cohort.data
+    if chance is None and not everyone:
+        return cohort
+    visits = expected_visits(parts, state, data, cohort.client)
+    if everyone:
+        samples = client_sizes(data, jnp.arange(data.clients, dtype=jnp.int32), state.round)
+        whole = jnp.sum(parts.weighting(samples, samples))
+    else:
+        weights = parts.weighting(cohort.samples, cohort.samples)
+        whole = tree.row_sum(jnp.where(cohort.present, weights, 0))
+    chance = visits if chance is None else visits * chance
+    return cohort._replace(chance=chance, whole=parts.execution.replicate(whole))
 
 
 def measured_from(parts: Parts, state: FedState, slots: Slots) -> Variables:
@@ -105,6 +150,8 @@ def absorb(
     def take_due(_: None) -> FedState:
         counted = due & (slots.visits > 0)
         weights = weights_of(parts, cohort.samples, slots.samples_visited, counted)
+        if cohort.chance is not None:
+            weights = weights / jnp.where(counted, cohort.chance, 1)
         changes: PyTree = updates if step is None else ()
         if changes is None:
             changes = tree.subtract(slots.variables, cohort.received)
@@ -113,7 +160,7 @@ def absorb(
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
-            mean = aggregate(parts, gathered) if step is None else step
+            mean = aggregate(parts, gathered) if step is None else _over_whole(step, gathered)
             mean = over_covered(parts, mean, gathered, state.round)
             taken, opt_state, shared = _server_moves(
                 parts, own_key, mean, opt_state, shared, gathered
@@ -224,7 +271,16 @@ def aggregate(parts: Parts, gathered: Gathered) -> Variables:
             cohort.server,
         )
     step: Variables = parts.aggregator(updates, gathered.weights)
-    return step
+    return _over_whole(step, gathered)
+
+
+def _over_whole(mean: Variables, gathered: Gathered) -> Variables:
+    """Returns the weighted sum over the weight of all clients; the mean if that is not known."""
+    whole = gathered.cohort.whole
+    if whole is None:
+        return mean
+    share = tree.row_sum(gathered.weights) / whole
+    return mean._replace(params=tree.scale(share, mean.params))
 
 
 def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:

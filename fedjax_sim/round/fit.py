@@ -30,6 +30,7 @@ from fedjax_sim.base import (
     shown,
 )
 from fedjax_sim.engine import needs, tree
+from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round.trial import check_absent
 from fedjax_sim.server.weighting import by_samples
@@ -162,9 +163,14 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
     if selection.times:
         yield "selection", selection, needs.CLOCK
+    if needs.per_visit(parts):
+        for need in (KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED):
+            yield "weighting", parts.weighting, need
     for part in parts.sending:
         if part.withholds:  # models in flight, or control variates of others, would be lost
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
+        if part.choose is not None:
+            yield from (("sending", part, need) for need in DIVIDED)
         if not (part.messages and shared):
             yield "sending", part, needs.A_MODEL_SENT
 

@@ -18,9 +18,9 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import state_rows
+from fedjax_sim.engine.clients import client_sizes, state_rows
 from fedjax_sim.engine.streams import Round, stream
-from fedjax_sim.round.collecting import measured_from
+from fedjax_sim.round.collecting import expected_visits, measured_from, weights_of
 from fedjax_sim.round.exchanging import travelling
 from fedjax_sim.round.parts import Parts
 
@@ -43,7 +43,7 @@ def send(
     trained: Trained,
     start: PyTree,
     due: Array,
-) -> tuple[Trained, PyTree, Array]:
+) -> tuple[Trained, PyTree, Array, Array | None]:
     """Applies the sending parts to the updates of a round.
 
     Args:
@@ -58,25 +58,26 @@ def send(
 
     Returns:
         The results as they are sent (a model that is not sent stays as it was trained); the state
-        of each part, ``[N, *]``; ``bool[P]``, the rows that sent a model.
+        of each part, ``[N, *]``; ``bool[P]``, the rows that sent a model; ``f32[P]``, the
+        probability with which each row was to send, None if all were.
     """
     visited = slots.client < data.clients
     sends = visited & (due | parts.models_travel)
     if not parts.sending:
-        return trained, state.sending, sends
+        return trained, state.sending, sends, None
     known = start if parts.models_travel else measured_from(parts, state, slots)
     if not parts.in_flight:
-        given, message, kept, sent = _apply_sending(
+        given, message, kept, sent, chance = _apply_sending(
             parts, key, state, data, slots.client, sends, visited, known, trained.variables,
             trained.message,
         )  # fmt: skip
-        return trained._replace(variables=given, message=message), kept, sent
+        return trained._replace(variables=given, message=message), kept, sent, chance
     update = tree.subtract(trained.variables, known)
-    update, message, kept, sent = _apply_sending(
+    update, message, kept, sent, _ = _apply_sending(
         parts, key, state, data, slots.client, sends, visited, known, update, trained.message
     )
     models = tree.select_rows(sent, tree.add(known, update), trained.variables)
-    return trained._replace(variables=models, message=message), kept, sent
+    return trained._replace(variables=models, message=message), kept, sent, None
 
 
 def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
@@ -131,7 +132,7 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent = _apply_sending(
+    update, _, _, sent, _ = _apply_sending(
         parts, key, state, data, padded.client, sends, sends, known, update, ()
     )
     models = tree.select_rows(sent, tree.add(known, update), padded.variables)
@@ -149,16 +150,22 @@ def _apply_sending(
     known: Variables,
     update: Variables,
     message: PyTree,
-) -> tuple[Variables, PyTree, PyTree, Array]:
+) -> tuple[Variables, PyTree, PyTree, Array, Array | None]:
     """Applies all parts to updates and messages ``[P]``, relative to models ``known [P or 1]``.
 
     Updates of rows that do not send are unchanged, and so are messages of rows that did not train.
     """
     kept, sent, whole, row = [], sends, update, state_rows(data, client)
-    update = travelling(parts, update)
+    update, chance = travelling(parts, update), None
     for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
         part_key = stream(key, Round.SENDING, i)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(part_key, client)
+        if part.choose is not None:
+            weights = _weights_of(parts, state, data, client, sent)
+            sent, of_part = parts.execution.replicate(
+                part.choose(part_key, update, weights, client, sent)
+            )
+            chance = of_part if chance is None else chance * of_part
 
         def one(_: PyTree, __: PyTree, own: PyTree, task: _Task, part: Any = part) -> PyTree:
             update, message, own = own
@@ -178,7 +185,16 @@ def _apply_sending(
         sent = sent & parts.execution.replicate(present)
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
-    return Variables(*tree.filled(update, whole)), message, tuple(kept), sent
+    return Variables(*tree.filled(update, whole)), message, tuple(kept), sent, chance
+
+
+def _weights_of(
+    parts: Parts, state: FedState, data: ClientData, client: Array, sends: Array
+) -> Array:
+    """Returns the server's weights of the clients ``int32[P]`` if all that send are chosen."""
+    samples = client_sizes(data, client, state.round)
+    weights = weights_of(parts, samples, samples, sends)
+    return weights / expected_visits(parts, state, data, client)
 
 
 def _apply_hear(

@@ -121,6 +121,7 @@ class Delivery(NamedTuple):
         placed: the rows after training.
         trained: ``[P]``, as it was sent.
         sent: ``bool[P]``, the rows that sent an update.
+        chance: ``f32[P]``, the probability with which each row was to send; None if all were.
         skipped: ``bool[P]``, the rows whose clients were screened out.
         sending: the clients' states of the sending parts.
         client_state: the clients' states of the local update.
@@ -131,6 +132,7 @@ class Delivery(NamedTuple):
     placed: placement.Placed
     trained: Trained
     sent: Array
+    chance: Array | None
     skipped: Array
     sending: PyTree
     client_state: PyTree
@@ -143,7 +145,7 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
     state, arrived = plan.state, work.outcome.arrived
     placed, trained = timing.drop_lost(parts, data, work.placed, work.trained, work.start, arrived)
     slots = placed.slots
-    trained, sending, sent = sendings.send(
+    trained, sending, sent, chance = sendings.send(
         parts, key, state, data, slots, trained, work.start, plan.due
     )
     skipped = sendings.skipped(parts, arrived, sent)
@@ -152,7 +154,9 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
         parts, state, data, placed, trained, own
     )
     placed = training.after_training(parts, placed, trained, arrived)
-    return Delivery(placed, trained, sent, skipped, sending, client_state, own, shared_state)
+    return Delivery(
+        placed, trained, sent, chance, skipped, sending, client_state, own, shared_state
+    )
 
 
 class Collection(NamedTuple):
@@ -175,6 +179,7 @@ def collect(
     """Aggregates the updates that are due, and moves the server model."""
     state, slots = plan.state, delivery.placed.slots
     cohort = collecting.cohort_of(parts, state, slots, delivery.placed.samples, data)
+    cohort = collecting.with_chances(parts, state, cohort, delivery.chance)
     updates, step = None, None
     if parts.in_flight:
         # A model in flight is due even if no client trained it now, unless its client is absent.

@@ -194,7 +194,8 @@ def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
 def report_bytes(parts: Parts) -> int:
     """Returns the bytes of the numbers that a client reports, and of its answer to a broadcast."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
-    return 4 * (len(reads) + parts.broadcast.answers)
+    asked = sum(part.numbers for part in parts.sending)
+    return 4 * (len(reads) + asked + parts.broadcast.answers)
 
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:

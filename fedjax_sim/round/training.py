@@ -25,7 +25,7 @@ from fedjax_sim.engine.chunks import Addend
 from fedjax_sim.engine.clients import Visits, samples_of, state_rows, visits
 from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.streams import Client, Round, stream
-from fedjax_sim.round.collecting import weights_of
+from fedjax_sim.round.collecting import expected_visits, weights_of
 from fedjax_sim.round.exchanging import covered, returned, with_fragment, with_own
 from fedjax_sim.round.exchanging import own as own_leaves
 from fedjax_sim.round.parts import Parts
@@ -214,6 +214,7 @@ def train(
     if summed:
         counted = due & (slots.client < data.clients)
         weights = weights_of(parts, placed.samples, placed.samples, counted)
+        weights = weights / expected_visits(parts, state, data, slots.client)
         share = weights / tree.row_sum(weights)
     work = _work(parts, key, state, data, placed, share, limit)
     ran = None
