@@ -15,8 +15,8 @@ PyTree = Any
 def named_leaves(name: str, values: PyTree) -> dict[str, Any]:
     """Returns the leaves of a pytree by the expressions that read them.
 
-    >>> named_leaves("x", {"a": 1, "b": (2, 3)}), named_leaves("x", 1)
-    ({"x['a']": 1, "x['b'][0]": 2, "x['b'][1]": 3}, {'x': 1})
+    >>> named_leaves("x", {"a": 1, "b": {"c": 2}}), named_leaves("x", 1)
+    ({"x['a']": 1, "x['b']['c']": 2}, {'x': 1})
     """
     leaves = jax.tree_util.tree_leaves_with_path(values, is_leaf=is_array_like)
     return {name + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
