@@ -76,7 +76,7 @@ FORMS, CALLS = tests("file_forms"), tests("calls")
 ATTACK = tests("attack_command")
 WINDOWS = tests("windows")
 MEMORY = tests("client_memory")
-ORDER = tests("order")
+ORDER, TREES = tests("order"), tests("sample_trees")
 TRUST = tests("trust")
 REPORT_OF_STUDY = tests("report") + " -k=study"
 PAPER = tests("report") + " -k=paper"
@@ -96,6 +96,11 @@ MUTANTS = [
         "sizes = (shape, outputs) if len(names) > 1 else ()",
         "sizes = shape, outputs",
         tests("registry") + " -k=flax",
+    ),
+    Mutant("base/data.py", "tree.leaves(self.x))", "tree.leaves(self.x)[1:])", TREES),
+    Mutant("run/checks.py", "if wanted.keys() != given.keys():", "if False:", TREES),
+    Mutant(
+        "data/arrays.py", "values[mask] = entries", "values.flat[: entries.size] = entries", TREES
     ),
     Mutant("base/spelling.py", 'f"{counted}s", ', "", tests("bench") + " -k=mistyped"),
     Mutant("base/spelling.py", "other, text", "text", tests("registry") + " -k=word"),
@@ -537,7 +542,7 @@ MUTANTS = [
     ),
     Mutant(
         "client/augment.py",
-        "jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x)",
+        "tree.select_rows(batch.copy, new.x, batch.x)",
         "new.x",
         tests("data_side"),
     ),
@@ -1612,7 +1617,7 @@ MUTANTS = [
         "row = placed.slots.client",
         MEMORY,
     ),
-    Mutant("run/prefetch.py", "entry < len(data.x), 0, rows", "entry < len(data.x), 0, 0", WINDOWS),
+    Mutant("run/prefetch.py", "entry < len(data.y), 0, rows", "entry < len(data.y), 0, 0", WINDOWS),
     Mutant("run/prefetch.py", "stops - lengths, stops", "stops, stops", WINDOWS),
     Mutant("server/diagnostics.py", "list_starts(data, clients)", "data.start[clients]", WINDOWS),
     Mutant(
@@ -1658,7 +1663,12 @@ MUTANTS = [
     Mutant("engine/memory.py", "loops > 0 or ", "", "fedjax_sim/engine/memory.py"),
     Mutant("engine/memory.py", " and loops <= 0", "", "fedjax_sim/engine/memory.py"),
     Mutant("engine/cores.py", "if isinstance(device, jax.Device)", "if False", tests("cores")),
-    Mutant("run/programs.py", "of_data.x or of_data.y or of_data.index", "False", WINDOWS),
+    Mutant(
+        "run/programs.py",
+        "if any(jax.tree.leaves((of_data",
+        "if all(jax.tree.leaves((of_data",
+        WINDOWS,
+    ),
     Mutant("engine/clients.py", "data.owner is not None and not training", "False", WINDOWS),
     Mutant("engine/clients.py", "if data.owner is not None:", "if False:", WINDOWS),
     # checkpoints

@@ -266,9 +266,9 @@ def test_a_pool_that_all_share_is_looked_at_once() -> None:
 
     x, y = np.zeros((6, 2), np.float32).view(Counted), np.arange(6, dtype=np.int32) % 2
     owners = partition_from_lists([[0, 1], [2]])
-    data = dataclasses.replace(fs.client_data(np.asarray(x), y, owners), x=x)  # type: ignore[arg-type]
+    data = dataclasses.replace(fs.client_data(np.asarray(x), y, owners), x=x)
     sets = {
-        name: dataclasses.replace(eval_set(np.asarray(x), y, owners), x=x)  # type: ignore[arg-type]
+        name: dataclasses.replace(eval_set(np.asarray(x), y, owners), x=x)
         for name in ("test", "validation")
     }
     check_sets(data, sets, 1, **PLAIN)

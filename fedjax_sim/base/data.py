@@ -33,7 +33,9 @@ class ClientData:
     shares ``x``, ``y`` and ``index`` and differs in ``start`` alone.
 
     Attributes:
-        x: ``[n_total, *feature]``, any dtype; uint8 images stay uint8.
+        x: ``[n_total, *feature]``, any dtype; uint8 images stay uint8. Or a pytree of such arrays,
+            if a sample has several: nodes and edges, an image and a text. Models receive the same
+            pytree of minibatches.
         y: ``[n_total, *target]``: class labels, int32, or what another task has.
         index: ``int32[nnz]``, rows of ``x`` grouped by client.
         start: ``int32[N + 1]``; client k owns ``index[start[k]:start[k + 1]]``.
@@ -70,7 +72,7 @@ class ClientData:
     2
     """
 
-    x: Array
+    x: PyTree
     y: Array
     index: Array
     start: Array
@@ -95,8 +97,8 @@ class ClientData:
     @property
     def sample_bytes(self) -> int:
         """Of a sample on its way: x as it is stored, the numbers of y in 32 bits."""
-        numbers = math.prod(self.y.shape[1:])
-        return math.prod(self.x.shape[1:]) * self.x.dtype.itemsize + 4 * numbers
+        inputs = (math.prod(a.shape[1:]) * a.dtype.itemsize for a in jax.tree.leaves(self.x))
+        return sum(inputs) + 4 * math.prod(self.y.shape[1:])
 
     def __repr__(self) -> str:
         return brief_fields(self)
@@ -136,7 +138,8 @@ class ClientView:
     """One client: the pooled arrays of :class:`ClientData` and where its list lies in them.
 
     Attributes:
-        x: ``[n_total, *feature]``; like y and index None if the samples stay on the host.
+        x: ``[n_total, *feature]``, or a pytree of such arrays; like y and index None if the samples
+            stay on the host.
         y: ``[n_total, *target]``.
         index: ``int32[nnz]``.
         start: ``int32[]``, the first entry of the client in ``index``.
@@ -159,7 +162,7 @@ class ClientView:
           which all know these samples; None: there are none.
     """
 
-    x: Array
+    x: PyTree
     y: Array
     index: Array
     start: Array
@@ -199,7 +202,7 @@ class Batch(NamedTuple):
     """A minibatch of one client.
 
     Attributes:
-        x: ``[B, *feature]``.
+        x: ``[B, *feature]``, or a pytree of such arrays.
         y: ``[B, *target]``.
         mask: ``bool[B]``, False for padding.
         copy: ``bool[B]``, whether a row is one of the copies of :class:`ClientData`; None if the
@@ -207,7 +210,7 @@ class Batch(NamedTuple):
         peer: what other clients gave for this step (FedMix: the means x̄ and ȳ); else None.
     """
 
-    x: Array
+    x: PyTree
     y: Array
     mask: Array
     copy: Array | None = None

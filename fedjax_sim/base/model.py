@@ -40,7 +40,7 @@ class ModelApply(Protocol):
     def __call__(
         self,
         variables: Variables,
-        x: Array,
+        x: PyTree,
         /,
         *,
         train: bool,
@@ -51,7 +51,7 @@ class ModelApply(Protocol):
 
         Args:
             variables: the model.
-            x: ``[B, *feature]``.
+            x: ``[B, *feature]``, or a pytree of such arrays, as the samples are.
             train: whether dropout acts and BatchNorm uses the statistics of the minibatch.
             mask: ``bool[B]``, True for the real rows of a padded minibatch; padding must not reach
                 the state. None: all are real.
@@ -65,7 +65,7 @@ class ModelFeatures(Protocol):
     def __call__(
         self,
         variables: Variables,
-        x: Array,
+        x: PyTree,
         /,
         *,
         train: bool,

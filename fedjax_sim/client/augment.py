@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Batch, ClientView, Finite, FinitePositive, Natural, Part, Share
+from fedjax_sim.base.arrays import named_leaves
+from fedjax_sim.base.words import array_type
 from fedjax_sim.client.motions import (
     Change,
     Motion,
@@ -39,12 +41,14 @@ __all__ = [
 class altered(Part):
     """Changes of all rows of a minibatch of ``uint8[B, H, W, C]``, whose dtype they keep.
 
+    If x is a pytree, its images are changed, all in the same way; other arrays stay as they are.
+
     Args:
         changes: applied in order.
         white: the largest value of a pixel.
 
     Raises:
-        ValueError: if white is not positive; in the first step, if the inputs are of another kind.
+        ValueError: if white is not positive; in the first step, if the inputs have no images.
 
     Example:
         Random crops and mirror images, as is usual for CIFAR-10.
@@ -60,15 +64,19 @@ class altered(Part):
     white: FinitePositive = 255.0
 
     def __call__(self, key: Array, batch: Batch, client: ClientView) -> Batch:
-        x = batch.x
-        if x.dtype != jnp.uint8 or x.ndim != 4:
-            raise ValueError(
-                f"augmentations are for images, uint8 [B, H, W, C], got {x.dtype} {list(x.shape)}"
-            )
+        leaves = named_leaves("x", batch.x)
+        if not any(map(_is_image, leaves.values())):
+            got = ", ".join(f"{array_type(a)} as {leaf}" for leaf, a in leaves.items())
+            raise ValueError(f"augmentations are for images, uint8 [B, H, W, C], got {got}")
+        return batch._replace(x=jax.tree.map(functools.partial(self._changed, key), batch.x))
+
+    def _changed(self, key: Array, x: Array) -> Array:
+        if not _is_image(x):
+            return x
         images = x.astype(jnp.float32) / self.white
         for i, change in enumerate(self.changes):
             images = change(jax.random.fold_in(key, i), images)
-        return batch._replace(x=jnp.round(jnp.clip(images, 0, 1) * self.white).astype(jnp.uint8))
+        return jnp.round(jnp.clip(images, 0, 1) * self.white).astype(jnp.uint8)
 
 
 class altered_copies(altered):
@@ -81,7 +89,7 @@ class altered_copies(altered):
         white: the largest value of a pixel.
 
     Raises:
-        ValueError: if white is not positive; in the first step, if the inputs are of another kind.
+        ValueError: if white is not positive; in the first step, if the inputs have no images.
 
     Example:
         >>> x = jnp.array([[[[1], [9]]], [[[1], [9]]]], jnp.uint8)
@@ -95,7 +103,7 @@ class altered_copies(altered):
         if batch.copy is None:
             return batch
         new = super().__call__(key, batch, client)
-        return batch._replace(x=jnp.where(tree.expand(batch.copy, batch.x), new.x, batch.x))
+        return batch._replace(x=tree.select_rows(batch.copy, new.x, batch.x))
 
 
 class fedaug_augmentations(Part):
@@ -141,6 +149,10 @@ class fedaug_augmentations(Part):
 
     def __call__(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         return self._changes(key, batch, client)
+
+
+def _is_image(x: Array) -> bool:
+    return x.dtype == jnp.uint8 and x.ndim == 4
 
 
 class sometimes(Part):

@@ -23,6 +23,7 @@ from fedjax_sim.base import (
     SetupTraffic,
     Variables,
 )
+from fedjax_sim.base.arrays import one_array
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
@@ -62,7 +63,8 @@ class peer_means(Part):
         mix_samples: M_k, the number of samples in a mean.
 
     Raises:
-        ValueError: if mix_samples is not positive; in the first step, if there is no other client.
+        ValueError: if mix_samples is not positive; in the first step, if there is no other client,
+            or x is a pytree: masks and tokens have no mean.
 
     Example:
         >>> start = np.array([0, 2, 7])
@@ -90,14 +92,15 @@ class peer_means(Part):
         size = starts[owner + 1] - first
         block = client.part(first, size, relabel=relabel)
         rows = rows_at(block, jnp.arange(count, dtype=jnp.int32))
-        shown = jnp.where(tree.expand(rows.mask, rows.x), rows.x.astype(jnp.float32), 0)
+        x = one_array("x", rows.x, "FedMix: ")
+        shown = jnp.where(tree.expand(rows.mask, x), x.astype(jnp.float32), 0)
         mean = jnp.sum(shown, axis=0) / jnp.sum(rows.mask).astype(jnp.float32)
         return batch._replace(peer=Peer(mean, rows.y, rows.mask))
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         """Counts the traffic of the means."""
         sizes = np.diff(np.asarray(data.start)).tolist()
-        width = math.prod(data.x.shape[1:])
+        width = math.prod(one_array("x", data.x, "FedMix: ").shape[1:])
         up = 4 * sum(width * math.ceil(n / self.mix_samples) + n for n in sizes)
         return SetupTraffic(up, (len(sizes) - 1) * up)
 

@@ -6,6 +6,7 @@ from fedjax_sim.data._huggingface import from_huggingface
 from fedjax_sim.data._summary import DataSummary, summary
 from fedjax_sim.data._synthetic import synthetic
 from fedjax_sim.data._tables import covertype, diabetes
+from fedjax_sim.data.arrays import pad
 from fedjax_sim.data.clients import EvalSet, client_data, eval_set, streamed
 from fedjax_sim.data.dataset import Dataset, from_arrays, pooled
 from fedjax_sim.data.download import download_dataset
@@ -44,6 +45,7 @@ __all__ = [
     "from_huggingface",
     "load_dataset",
     "own_test",
+    "pad",
     "pooled",
     "rebalance",
     "rows_at",

@@ -1,11 +1,16 @@
 """Checks and conversions of arrays that users pass in."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_sim.base import PyTree
+from fedjax_sim.base.arrays import is_array_like, named_leaves, one_array
 from fedjax_sim.base.words import array_type
 
 OFFSET = 8.0
@@ -13,14 +18,90 @@ OFFSET = 8.0
 
 
 def plain_array(name: str, values: Any) -> NDArray[Any]:
-    """Returns ``np.asarray(values)``; raises ValueError for masked values, as it drops the mask."""
+    """Returns ``np.asarray(values)``; raises ValueError for a pytree, and for masked values."""
+    one_array(name, values)
     masked = np.sum(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
         raise ValueError(
             f"{name} must have no masked values, got {masked}: drop those rows, or fill them in "
             f"with {name}.filled(...)"
         )
-    return np.asarray(values)
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # rows of unequal lengths
+        raise ValueError(
+            f"{name} must have rows of one length, got lists of several: see fs.data.pad"
+        ) from error
+
+
+def sample_arrays(name: str, values: PyTree, samples: int) -> PyTree:
+    """Returns the NumPy arrays of the inputs x, one or a pytree, with a row for each sample.
+
+    Args:
+        name: the argument, for errors.
+        values: inputs, ``[samples, *feature]`` each.
+        samples: number of rows of y.
+
+    Raises:
+        ValueError: names the leaf that is not numbers, has a mask, or other than ``samples`` rows.
+
+    >>> sample_arrays("x", {"a": np.zeros((3, 2)), "b": np.zeros(2)}, 3)
+    Traceback (most recent call last):
+    ValueError: x['b'] and y must have as many rows, got 2 and 3
+    """
+    leaves = {leaf: plain_array(leaf, given) for leaf, given in named_leaves(name, values).items()}
+    if not leaves:
+        raise ValueError(f"{name} must have at least one array, got {values!r}")
+    for leaf, array in leaves.items():
+        if not array.ndim or not (jnp.issubdtype(array.dtype, np.number) or array.dtype == bool):
+            hint = ": see fs.data.pad" if array.dtype == object else ""
+            got = f"{array_type(array)}{hint}"
+            raise ValueError(f"{leaf} must be numbers [{samples}, ...], got {got}")
+        if len(array) != samples:
+            raise ValueError(f"{leaf} and y must have as many rows, got {len(array)} and {samples}")
+    return jax.tree.unflatten(jax.tree.structure(values, is_leaf=is_array_like), leaves.values())
+
+
+def pad(sequences: Sequence[ArrayLike], length: int | None = None) -> dict[str, NDArray[Any]]:
+    """Pads sequences of unequal lengths with zeros at their ends, and marks their entries.
+
+    Args:
+        sequences: n sequences, tokens ``int[T_i]`` or vectors ``[T_i, *feature]``.
+        length: T, the length of all of them; None for the longest.
+
+    Returns:
+        ``{"values": [n, T, *feature], "mask": bool[n, T]}``, inputs x of
+        :func:`fedjax_sim.client_data` or a part of them. The mask is False for padding.
+
+    Raises:
+        ValueError: if a sequence is longer than ``length``, or they cannot share an array.
+
+    Example:
+        >>> x = pad([[5, 7], [8], [6, 9, 4]])
+        >>> x["values"].tolist()
+        [[5, 7, 0], [8, 0, 0], [6, 9, 4]]
+        >>> x["mask"].sum(axis=1).tolist()
+        [2, 1, 3]
+    """
+    each = [np.atleast_1d(plain_array(f"sequences[{i}]", s)) for i, s in enumerate(sequences)]
+    some = [a for a in each if len(a)]
+    shapes = sorted({a.shape[1:] for a in some})
+    if len(shapes) != 1:
+        got = ", ".join(map(str, shapes)) or "no entry"
+        raise ValueError(f"sequences must have entries of one shape, got {got}")
+    entries = np.concatenate(some)
+    sample_arrays("sequences", entries, len(entries))
+    sizes = np.array([*map(len, each)])
+    longest = sizes.max()
+    if length is not None and longest > length:
+        raise ValueError(
+            f"length must be at least {longest}, the longest sequence, got {length}: to cut, give "
+            f"[s[:{length}] for s in sequences]"
+        )
+    mask = np.arange(longest if length is None else length) < sizes[:, None]
+    values = np.zeros((*mask.shape, *shapes[0]), entries.dtype)
+    values[mask] = entries
+    return {"values": values, "mask": mask}
 
 
 def check_int32(name: str, values: NDArray[Any]) -> None:

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fedjax_sim.base import Array, ClientData
+from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.base.brief import brief_fields
-from fedjax_sim.data.arrays import plain_array
+from fedjax_sim.data.arrays import plain_array, sample_arrays
 from fedjax_sim.data.targets import as_targets
 from fedjax_sim.partition.table import Partition, validate_partition
 
@@ -27,7 +27,7 @@ def client_data(
     """Makes client data from pooled samples and a partition, or one partition for each seed.
 
     Args:
-        x: inputs ``[n_total, *feature]``; the dtype is kept.
+        x: inputs ``[n_total, *feature]``, an array or a pytree of arrays; dtypes are kept.
         y: targets ``[n_total, ...]``: class labels in 0 … M - 1, or targets of another task.
         partitions: one, or R with equally many clients: ``start`` is then ``int32[R, N + 1]`` into
             one list of integers; samples are never copied. If there are copies, as from
@@ -50,7 +50,8 @@ def client_data(
         >>> data.start.tolist()
         [[0, 2, 4, 6, 8], [8, 10, 12, 14, 16]]
     """
-    runs, select = _by_run(x, y, partitions)
+    x, y = _samples(x, y)
+    runs, select = _by_run(partitions)
     clients = {len(p.start) - 1 for p in runs}
     if len(clients) != 1:
         raise ValueError(f"partitions must have equally many clients, got {sorted(clients)}")
@@ -64,8 +65,8 @@ def client_data(
     sizes = np.array([[np.sum(k < len(y)) for k in p.lists] for p in runs] if copies else 0)
     shared = any(p.sent for p in runs)
     return ClientData(
-        x=in_host_memory(x),
-        y=in_host_memory(as_targets(np.asarray(y), len(x))),
+        x=x,
+        y=y,
         index=in_host_memory(np.concatenate([*(p.index for p in runs), *roots]), np.int32),
         start=starts[select],
         capacity=int(max([np.diff(p.start).max() for p in runs] + [len(r) for r in roots])),
@@ -136,7 +137,7 @@ class EvalSet:
     with :class:`fedjax_sim.ClientData`, and differ only in integers.
 
     Attributes:
-        x: inputs ``[n_total, *feature]``.
+        x: inputs ``[n_total, *feature]``, an array or a pytree of arrays.
         y: targets ``[n_total, *target]``: int32 class labels, or targets of another task.
         index: ``int32[n]`` or ``int32[R, n]``, rows of ``x`` grouped by client. Entries after
             ``start[-1]`` are padding and are not scored.
@@ -146,7 +147,7 @@ class EvalSet:
             they do not adapt.
     """
 
-    x: Array
+    x: PyTree
     y: Array
     index: Array
     start: Array
@@ -171,7 +172,7 @@ def eval_set(
     """Makes an evaluation set of all samples, or of a partition's clients.
 
     Args:
-        x: inputs ``[n_total, *feature]``; the dtype is kept.
+        x: inputs ``[n_total, *feature]``, an array or a pytree of arrays; dtypes are kept.
         y: targets ``[n_total, ...]``: class labels, or targets of another task.
         partitions: samples of each client, for all runs or one for each of R runs, which may differ
             in samples and clients; None for all samples as one set, without clients.
@@ -195,10 +196,11 @@ def eval_set(
         >>> two.index.tolist(), two.start.tolist()
         ([[0, 1, 2, 0], [0, 3, 4, 5]], [[0, 2, 3], [0, 4, 4]])
     """
+    x, y = _samples(x, y)
     if partitions is None:
         whole = np.arange(len(y), dtype=np.int32)
         partitions = Partition(whole, np.array([0, len(y)], np.int32))
-    runs, select = _by_run(x, y, partitions)
+    runs, select = _by_run(partitions)
     for p in runs:
         if not len(p.index):
             raise ValueError("partitions must have at least one sample each, got none")
@@ -209,14 +211,14 @@ def eval_set(
     index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in runs])
     start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in runs])
     made = EvalSet(
-        x=in_host_memory(x),
-        y=in_host_memory(as_targets(np.asarray(y), len(x))),
+        x=x,
+        y=y,
         index=index[select].astype(np.int32),
         start=start[select].astype(np.int32),
     )
     if adapt is None:
         return made
-    return dataclasses.replace(made, adapt=_to_adapt(made, _by_run(x, y, adapt)[0], runs))
+    return dataclasses.replace(made, adapt=_to_adapt(made, _by_run(adapt)[0], runs))
 
 
 def _to_adapt(made: EvalSet, adapt: list[Partition], scored: list[Partition]) -> ClientData:
@@ -285,19 +287,20 @@ def _checked_roots(root: Any, partitions: list[Partition], samples: int) -> list
     return each
 
 
-def _by_run(
-    x: Any, y: Any, partitions: Partition | Sequence[Partition]
-) -> tuple[list[Partition], Any]:
-    """Checks x, y and partitions, and returns the partitions as a list.
+def _samples(x: Any, y: Any) -> tuple[PyTree, Array]:
+    """Returns the inputs and the targets as NumPy arrays with a row for each sample."""
+    targets = np.atleast_1d(plain_array("y", y))
+    x = sample_arrays("x", x, len(targets))
+    return x, in_host_memory(as_targets(targets, len(targets)))
+
+
+def _by_run(partitions: Partition | Sequence[Partition]) -> tuple[list[Partition], Any]:
+    """Returns the partitions as a list.
 
     Returns:
         The partitions; and the index that turns arrays stacked over them into a field: 0 for a
         single partition, whose fields have no axis of runs, else all.
     """
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have as many rows, got {len(x)} and {len(y)}")
-    plain_array("x", x)
-    as_targets(plain_array("y", y), len(x))
     if isinstance(partitions, Partition):
         return [partitions], 0
     runs = list(partitions)

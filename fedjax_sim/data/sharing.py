@@ -169,7 +169,7 @@ def xor_mixup(
         >>> mixup.x[3:].tolist(), mixup.y[3:].tolist(), mixup.root.tolist()
         ([[12]], [0], [2, 3])
     """
-    pixels, rows = np.asarray(x), np.asarray(root)
+    pixels, rows = plain_array("x", x), np.asarray(root)
     labels = class_labels(plain_array("y", y), len(pixels), None)
     if pixels.dtype != np.uint8:
         raise ValueError(f"x must be uint8, as its bits are exchanged, got {pixels.dtype}")

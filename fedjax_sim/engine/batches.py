@@ -103,13 +103,13 @@ def rows_at(client: ClientView, position: Array) -> Batch:
     row = client.index[client.start + jnp.minimum(position, client.size - 1)]
     copy = None
     if client.copies:
-        total = len(client.x)
+        total = len(client.y)
         copy = row >= total
         row = jnp.where(copy, row - total, row)
-    label = client.y[row]
+    x, label = tree.take((client.x, client.y), row)
     if client.relabel is not None:
         label = client.relabel[label]
-    return Batch(client.x[row], label, mask, copy)
+    return Batch(x, label, mask, copy)
 
 
 def of_class(batch: Batch, classes: int) -> Array:

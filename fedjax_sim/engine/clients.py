@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, ClientView, FetchedError
+from fedjax_sim.base import Array, ClientData, ClientView, FetchedError, PyTree
 
 
 def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
@@ -92,7 +92,7 @@ class Visits(NamedTuple):
 
     def view(
         self,
-        pixels: tuple[Array, Array, Array],
+        samples: tuple[PyTree, Array, Array],
         data: ClientData,
         round: Array | None = None,
         coin: Array | None = None,
@@ -100,7 +100,7 @@ class Visits(NamedTuple):
         *,
         trains: bool = True,
     ) -> ClientView:
-        """Returns the view of a client, inside a task; ``pixels`` are :func:`samples_of` the data.
+        """Returns the view of a client, inside a task; ``samples`` are :func:`samples_of` the data.
 
         Raises:
             ValueError: if samples stream in and the round is unknown.
@@ -108,7 +108,7 @@ class Visits(NamedTuple):
         start, size, capacity = self.start, self.size, data.capacity
         training = trains and round is not None and self.starts is None
         if data.owner is not None and not training:  # other clients' samples may be missing
-            pixels = cast(tuple[Array, Array, Array], (None, None, None))
+            samples = cast(tuple[PyTree, Array, Array], (None, None, None))
         if (each := data.samples_per_round) is not None:
             if round is None or self.starts is not None:
                 raise ValueError(
@@ -119,7 +119,7 @@ class Visits(NamedTuple):
             start, size = start + before, jnp.minimum(size - before, each)
             capacity = min(capacity, each)
         return ClientView(
-            *pixels,
+            *samples,
             start=start,
             size=size,
             capacity=capacity,
@@ -220,6 +220,6 @@ def state_rows(data: ClientData, clients: Array) -> Array:
     return jnp.where((table[row] == clients) & (clients < data.clients), row, len(table))
 
 
-def samples_of(data: ClientData) -> tuple[Array, Array, Array]:
+def samples_of(data: ClientData) -> tuple[PyTree, Array, Array]:
     """Returns x, y and index, the constants of :meth:`Execution.run`."""
     return data.x, data.y, data.index

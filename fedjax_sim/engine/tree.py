@@ -60,6 +60,15 @@ def take(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a.at[rows].get(wrap_negative_indices=False), tree)
 
 
+def row_shapes(tree: PyTree, rows: int) -> PyTree:
+    """Returns the shapes and dtypes of so many rows of a stack.
+
+    >>> row_shapes({"w": jnp.zeros((3, 2))}, 5)
+    {'w': ShapeDtypeStruct(shape=(5, 2), dtype=float32)}
+    """
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), tree)
+
+
 def longer(tree: PyTree, more: int, *, axis: int = 0) -> PyTree:
     """Repeats the last entry of an axis ``more`` times; NumPy arrays stay on the host.
 

@@ -74,7 +74,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     def apply(
         variables: Variables,
-        x: Array,
+        x: PyTree,
         *,
         train: bool,
         mask: Array | None = None,

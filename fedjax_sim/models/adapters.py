@@ -23,7 +23,9 @@ EVALUATING = ("deterministic", "eval", "is_eval", "inference", "testing", "use_r
 """Names of a mode argument that is True in evaluation."""
 
 
-def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.float32) -> Model:
+def from_linen(
+    module: nn.Module, shape: Sequence[int] | PyTree, dtype: DTypeLike = jnp.float32
+) -> Model:
     """Adapts a flax.linen module.
 
     Args:
@@ -32,7 +34,8 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
             ``is_training``; or ``deterministic``, which is True in evaluation), and
             ``mask: bool[B]``, True for the real rows of a padded minibatch. Every ``nn.BatchNorm``
             inside it receives that mask, whether or not the module takes it.
-        shape: shape of one input, without the batch axis.
+        shape: shape of one input, without the batch axis; if inputs are pytrees, one sample with
+            its dtypes, such as ``jax.tree.map(lambda a: a[0], x)``.
         dtype: dtype of the input; an integer type for tokens.
 
     Returns:
@@ -56,20 +59,25 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         raise ValueError(f"module must be a flax.linen module, such as Net(), got {module!r}")
     name, takes = type(module).__name__, inspect.signature(module.__call__).parameters
     mode = mode_of(name, takes)
+    is_sample = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(shape))
+    like = shape if is_sample else jax.ShapeDtypeStruct(tuple(shape), dtype)
+    first = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct((1, *a.shape), jax.dtypes.canonicalize_dtype(a.dtype)), like
+    )
     if not mode(True):
-        _check_modeless(module, jax.ShapeDtypeStruct((1, *shape), dtype))
+        _check_modeless(module, first)
 
     def options(train: bool, mask: Array | None) -> dict[str, Any]:
         return mode(train) | ({"mask": mask} if "mask" in takes else {})
 
     def init(key: Array) -> Variables:
-        x = jnp.zeros((1, *shape), dtype)
+        x = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), first)
         tree = dict(module.init(key, x, **options(False, None)))
         return Variables(tree.pop("params", {}), tree)
 
     def apply(
         variables: Variables,
-        x: Array,
+        x: PyTree,
         *,
         train: bool,
         mask: Array | None = None,
@@ -93,7 +101,7 @@ def from_linen(module: nn.Module, shape: Sequence[int], dtype: DTypeLike = jnp.f
         return out, state
 
     def features(
-        variables: Variables, x: Array, **options: Any
+        variables: Variables, x: PyTree, **options: Any
     ) -> tuple[tuple[Array, Array], PyTree]:
         (outputs, state), (_, inputs) = _last_dense(name, lambda: apply(variables, x, **options))
         return (outputs, inputs), state
@@ -138,7 +146,7 @@ def mode_of(name: str, takes: Collection[str]) -> Callable[[bool], dict[str, boo
     return lambda train: {a: train if a in TRAINING else not train for a in found}
 
 
-def _check_modeless(module: nn.Module, x: jax.ShapeDtypeStruct) -> None:
+def _check_modeless(module: nn.Module, x: PyTree) -> None:
     """Raises ValueError if a module takes no mode but one of its layers has one."""
 
     def check(call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:

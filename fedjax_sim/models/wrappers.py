@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_sim.base import Array, Leaves, Model, PyTree, Variables
+from fedjax_sim.base.arrays import one_array
 from fedjax_sim.engine.streams import Weights, stream
 from fedjax_sim.models.layers import fan_in_uniform
 from fedjax_sim.models.leaves import named, path_of
@@ -42,6 +43,7 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
     """
 
     def scaled(variables: Variables, x: Array) -> Array:
+        x = one_array("x", x, "with_scaling: ")
         ones = (1,) * (x.ndim - 1)
         centre, scale = (jnp.asarray(a).reshape(*ones, -1) for a in (mean, std))
         return (x.astype(jnp.float32) - centre) / scale
@@ -56,13 +58,13 @@ def with_inputs(model: Model, change: Callable[[Variables, Array], Array]) -> Mo
 
 def _wrapped(
     model: Model,
-    before: Callable[[Variables, Array], tuple[Variables, Array]],
+    before: Callable[[Variables, PyTree], tuple[Variables, PyTree]],
     after: Callable[[Array], Array] = lambda outputs: outputs,
 ) -> Model:
     """Changes what ``apply`` and ``features`` of a model receive, and the arrays they return."""
 
     def wrap(run: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+        def apply(variables: Variables, x: PyTree, **options: Any) -> tuple[Any, PyTree]:
             outputs, state = run(*before(variables, x), **options)
             return jax.tree.map(after, outputs), state
 
@@ -111,8 +113,9 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
             )
         return outputs.astype(jnp.float32)
 
-    def narrowed(variables: Variables, x: Array) -> tuple[Variables, Array]:
-        return variables._replace(params=jax.tree.map(cast, variables.params)), cast(x)
+    def narrowed(variables: Variables, x: PyTree) -> tuple[Variables, PyTree]:
+        params, x = jax.tree.map(cast, (variables.params, x))
+        return variables._replace(params=params), x
 
     return _wrapped(model, narrowed, widened)
 
@@ -142,7 +145,7 @@ def with_frozen(model: Model, leaves: Leaves) -> Model:
         (False, [2.0, 2.0, 2.0])
     """
 
-    def stopped(variables: Variables, x: Array) -> tuple[Variables, Array]:
+    def stopped(variables: Variables, x: PyTree) -> tuple[Variables, PyTree]:
         chosen = leaves(variables).params
         params = jax.tree.map(
             lambda w, here: jax.lax.stop_gradient(w) if here else w, variables.params, chosen
@@ -227,7 +230,7 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
         return Variables({"trunk": trunk.params, "A": a, "B": b}, trunk.state)
 
     def adapted(run: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(variables: Variables, x: Array, **options: Any) -> tuple[Any, PyTree]:
+        def apply(variables: Variables, x: PyTree, **options: Any) -> tuple[Any, PyTree]:
             trunk, a, b = (variables.params[part] for part in ("trunk", "A", "B"))
             adapters: dict[int, _Adapter] = {}
 

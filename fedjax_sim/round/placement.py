@@ -93,10 +93,11 @@ def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution
     steps = np.broadcast_to(client_steps(parts, data), (runs, data.clients))
     key = jax.eval_shape(lambda: jax.random.key(0))
     variables = jax.eval_shape(model.init, key)
-    batch = jax.ShapeDtypeStruct((parts.local.batch_size, *data.x.shape[1:]), data.x.dtype)
+    size = parts.local.batch_size
+    batch = tree.row_shapes(data.x, size)
 
-    def forward(variables: Variables, x: Array, key: Array) -> PyTree:
-        return model.apply(variables, x, train=True, mask=jnp.ones(len(x), bool), key=key)
+    def forward(variables: Variables, x: PyTree, key: Array) -> PyTree:
+        return model.apply(variables, x, train=True, mask=jnp.ones(size, bool), key=key)
 
     traced = jax.make_jaxpr(forward)(variables, batch, key).jaxpr
     price = launch_price(traced, tree.num_bytes(variables.params))

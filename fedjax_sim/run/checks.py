@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, Model, Task, origins
+from fedjax_sim.base import Array, ClientData, Model, PyTree, Task, origins
+from fedjax_sim.base.arrays import named_leaves
 from fedjax_sim.data import EvalSet, eval_set
+from fedjax_sim.engine import tree
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.identity import code_digests, digest
@@ -55,13 +57,13 @@ def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
 
     Args:
         model: the model.
-        x: inputs.
+        x: inputs, an array or a pytree of arrays.
         y: ``[n, *target]``, targets of the task.
         task: the task.
     """
-    sample = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+    sample = tree.row_shapes(x, 2)
 
-    def both_ways(key: Array, v: Array) -> Array:
+    def both_ways(key: Array, v: PyTree) -> Array:
         variables = model.init(key)
         model.apply(variables, v, train=True, mask=jnp.ones(2, bool), key=key)
         return model.apply(variables, v, train=False)[0]
@@ -72,7 +74,8 @@ def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         if isinstance(e, ZeroDivisionError):
             reason += ": an input this small may shrink to nothing in its layers"
-        raise ValueError(f"the model rejects inputs of shape {x.shape[1:]}: {reason}") from e
+        shapes = jax.tree.map(lambda a: a.shape[1:], x)
+        raise ValueError(f"the model rejects inputs of shape {shapes}: {reason}") from e
     wanted = task.shape(y.shape[1:])
     if outputs.shape != (2, *wanted):
         target = "".join(f", {length}" for length in y.shape[1:])
@@ -99,16 +102,7 @@ def check_sets(
                 f"{runs} runs"
             )
     for name, examples in sets.items():
-        if examples.x.shape[1:] != data.x.shape[1:]:
-            raise ValueError(
-                f"{name}.x must have samples of shape {data.x.shape[1:]} as the clients have, "
-                f"got {examples.x.shape[1:]}"
-            )
-        kinds = [jax.dtypes.canonicalize_dtype(pool.x.dtype) for pool in (data, examples)]
-        if kinds[0] != kinds[1]:
-            raise ValueError(
-                f"{name}.x must be {kinds[0]} as the clients' samples are, got {kinds[1]}"
-            )
+        _check_inputs(name, examples, data)
         n = examples.index.shape[-1]
         if most is not None and n > most:
             raise ValueError(f"auc counts at most {most:,} samples, {name} has {n:,}")
@@ -125,6 +119,27 @@ def check_sets(
             raise ValueError(
                 f"personal=True needs a {name} set of the {clients} clients that train, "
                 f"got one of {examples.clients}"
+            )
+
+
+def _check_inputs(name: str, examples: EvalSet, data: ClientData) -> None:
+    """Rejects inputs of another structure, shape or dtype than the clients' samples."""
+    wanted, given = named_leaves("x", data.x), named_leaves("x", examples.x)
+    if wanted.keys() != given.keys():
+        raise ValueError(
+            f"{name} must have {', '.join(wanted)} as the clients have, got {', '.join(given)}"
+        )
+    for leaf, theirs in wanted.items():
+        shapes = [a.shape[1:] for a in (theirs, given[leaf])]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{name}.{leaf} must have samples of shape {shapes[0]} as the clients have, "
+                f"got {shapes[1]}"
+            )
+        kinds = [jax.dtypes.canonicalize_dtype(a.dtype) for a in (theirs, given[leaf])]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"{name}.{leaf} must be {kinds[0]} as the clients' samples are, got {kinds[1]}"
             )
 
 
@@ -171,12 +186,12 @@ def check_parts(algorithm: Algorithm, task: Task) -> None:
 
 
 def _each_once(field: str, data: ClientData, sets: Mapping[str, EvalSet]) -> dict[str, Array]:
-    """Returns an array of the data and the sets by name; shared arrays once."""
+    """Returns the arrays of a field of the data and the sets by name; shared arrays once."""
     named: dict[str, Array] = {}
     for name, pool in {"data": data, **sets}.items():
-        array = getattr(pool, field)
-        if all(array is not other for other in named.values()):
-            named[f"{name}.{field}"] = array
+        for leaf, array in named_leaves(f"{name}.{field}", getattr(pool, field)).items():
+            if all(array is not other for other in named.values()):
+                named[leaf] = array
     return named
 
 

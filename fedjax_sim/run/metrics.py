@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Array, ModelApply, PyTree, Sums, Task, Variables
 from fedjax_sim.base.brief import brief, over_runs
 from fedjax_sim.data.clients import EvalSet
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 
-Pool = tuple[Array, Array]
+Pool = tuple[PyTree, Array]
 """Inputs and targets of an evaluation set."""
 
 Answers = tuple[Array, PyTree]
@@ -157,9 +158,8 @@ def count_own(task: Task, answers: Answers, examples: EvalSet) -> Counts:
 
 def _answers(apply: ModelApply, task: Task, weights: Variables, pool: Pool, rows: Array) -> Answers:
     """Returns losses and the task's answers of a model, for ``rows int32[B]`` of a pool."""
-    xs, ys = pool
-    outputs, _ = apply(weights, xs[rows], train=False)
-    y = ys[rows]
+    x, y = tree.take(pool, rows)
+    outputs, _ = apply(weights, x, train=False)
     return task.loss(outputs, y), task.answers(outputs, y)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,6 +14,7 @@ from fedjax_sim.base import Array, ClientData
 from fedjax_sim.base.data import Held
 from fedjax_sim.base.words import counted
 from fedjax_sim.data.clients import in_host_memory
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.memory import MB, TooLargeError
 from fedjax_sim.run.layout import replicated
@@ -66,7 +67,7 @@ class PrefetchBlocks:
     def __init__(
         self, data: ClientData, samples_mb: float | None, rows: StateRows | None = None
     ) -> None:
-        x, y, index = map(in_host_memory, (data.x, data.y, data.index))
+        x, y, index = jax.tree.map(in_host_memory, (data.x, data.y, data.index))
         self._data = data = dataclasses.replace(data, x=x, y=y, index=index)
         self._given, self._rows = samples_mb, rows
         self.setting = "client_state_mb" if samples_mb is None else "samples_mb"
@@ -77,7 +78,7 @@ class PrefetchBlocks:
         )
         self._roots = [np.arange(*ends) for ends in roots]
         # x, y, and the sample's entries of index and owner.
-        self._sample = data.x[:1].nbytes + data.y[:1].nbytes + 2 * data.index.itemsize
+        self._sample = tree.num_bytes(tree.row_shapes((x, y, index, index), 1))
         self.capacity = None if samples_mb is None else int(samples_mb * MB / 2 // self._sample)
         self._check(0, 0, "the server's own samples")
         self._check(0, 1, "a client")
@@ -147,19 +148,20 @@ class PrefetchBlocks:
         at = np.stack([edges[:-1], edges[1:]], axis=1)[self._partition]
         entry = np.concatenate([offset + np.arange(len(offset)), *self._roots]).astype(np.int64)
         entry = np.asarray(data.index)[entry]
-        row = entry % len(data.x)
+        row = entry % len(data.y)
         index = np.arange(rows, dtype=np.int32)
-        index[: len(entry)] += np.where(entry < len(data.x), 0, rows).astype(np.int32)
+        index[: len(entry)] += np.where(entry < len(data.y), 0, rows).astype(np.int32)
         root = None
         if data.root is not None:
             lengths = np.array([len(r) for r in self._roots])
             stops = len(offset) + np.cumsum(lengths)
             edges = np.stack([stops - lengths, stops], axis=1)[self._root]
             root = in_host_memory(edges.reshape(np.shape(data.root)), np.int32)
+        x, y = jax.tree.map(lambda a: _padded_rows(a, row, rows), (data.x, data.y))
         return dataclasses.replace(
             data,
-            x=_padded_rows(data.x, row, rows),
-            y=_padded_rows(data.y, row, rows),
+            x=x,
+            y=y,
             index=in_host_memory(index),
             owner=in_host_memory(owner),
             at=in_host_memory(at.reshape(*np.shape(data.start)[:-1], 2), np.int32),
@@ -168,15 +170,11 @@ class PrefetchBlocks:
 
     def shapes(self) -> ClientData:
         """Returns the shapes of :meth:`fetched` for a block."""
-        data, capacity = self.fetched(None), self.capacity
-        if capacity is None:
+        data = self.fetched(None)
+        if self.capacity is None:
             return data
-
-        def shape(a: Array) -> Array:
-            return cast(Array, jax.ShapeDtypeStruct((capacity, *a.shape[1:]), a.dtype))
-
-        assert data.owner is not None
-        x, y, index, owner = map(shape, (data.x, data.y, data.index, data.owner))
+        fields = data.x, data.y, data.index, data.owner
+        x, y, index, owner = tree.row_shapes(fields, self.capacity)
         return dataclasses.replace(data, x=x, y=y, index=index, owner=owner)
 
     def changing(self, data: ClientData) -> dict[str, Any]:

@@ -332,7 +332,7 @@ class Programs:
         traced = jax.jit(draw).trace(run, data).jaxpr
         rest, used = without_dead_code(traced.jaxpr, (run, data))
         of_data = used[1]
-        if of_data.x or of_data.y or of_data.index:
+        if any(jax.tree.leaves((of_data.x, of_data.y, of_data.index))):
             parts = self.algorithm.parts
             clock = "" if parts.clock is None else f" with clock {shown(parts.clock)}"
             raise ElsewhereError(
