@@ -135,6 +135,7 @@ SETTINGS: dict[str, Change] = {
     "kept": changed(optimizer=momentum, optimizer_state=lambda: "keep"),
     "averaged": changed(optimizer=momentum, optimizer_state=lambda: "average"),
     "geometric": changed(steps=lambda: fs.local.geometric(0.2)),
+    "private": changed(private=lambda: fs.local.dp_sgd(1.0, 0.5)),
     "companion": COMPANION,
     "partly": changed(trained=lambda: BIAS),
     "half_weights": changed(half_weights=lambda: True),
@@ -389,8 +390,9 @@ def crowd() -> fs.ClientData:
 REFUSED = re.compile(r"(\w+)(\[.+\])? .+ (needs|has no effect with) .+: (use|see) .+")
 OF_ONE_PART = (
     "in_turn must be of local updates", "corrections must not correct twice",
-    "shared must be one of", "memory must be one of", "steps must be None, as",
-    "shared must be None",
+    "corrections must read a client's samples in its private gradients alone",
+    "shared must be one of", "memory must be one of", "steps must be None",
+    "shared must be None", "memory must be None", "companion must be None",
     "max_steps must be None", "epochs must be None", "until must be None",
     "phases must divide the", "buffer_size must be in 1..",
     "matrix must mix the", "edges must join the",

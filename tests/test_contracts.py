@@ -155,6 +155,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "local_sgd": update,
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
+        "local_sgd, private": lambda: update().change(private=fs.local.dp_sgd(1.0, 0.5)),
         "local_sgd, accompanied": lambda: update().change(companion=companion()),
         "local_sgd, remembering outputs": lambda: update().change(
             shared=fs.terms.class_outputs(net(), LABELS),
@@ -1638,7 +1639,7 @@ def test_methods_keep_what_a_local_update_brings(
     name: str, crowd: ClientData, start: Variables
 ) -> None:
     """Six of them change it, and FedMix's exchange of means was lost in those once."""
-    if name in ("dp_fedavg", "dp_ftrl", "favor"):
+    if name in ("dp_fedavg", "dp_ftrl", "dp_sgd", "favor"):
         with pytest.raises(ValueError, match="needs clients that see no samples of others"):
             named(name, marked())
         return
@@ -1698,6 +1699,7 @@ STREAMS = {
     "Epoch": {"STEP": 1},
     "Step": {
         "TRANSFORM": 1,
+        "PRIVATE": 2**31 - 5,
         "ROUNDING": 2**31 - 4,
         "LAYER": 2**31 - 3,
         "ADAPTATION": 2**31 - 2,

@@ -30,11 +30,10 @@ DECLARED = {
         traced.first within_deadline.candidates""",
     "positive": """
         adaptive_mechanism.clip adaptive_mechanism.clients_per_round adaptive_proximal.step
-        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr
-        client_momentum.lr clip_norm.limit
-        deep_q.lr distilled.lr dynamic.alpha fedadmm.rho gaussian_mechanism.clients_per_round
-        gaussian_mechanism.clip geometric_median.eps model_contrast.temperature
-        moreau_envelope.inner_lr moreau_envelope.lam normalise.lr
+        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr client_momentum.lr
+        clip_norm.limit deep_q.lr distilled.lr dp_sgd.clip dynamic.alpha fedadmm.rho
+        gaussian_mechanism.clients_per_round gaussian_mechanism.clip geometric_median.eps
+        model_contrast.temperature moreau_envelope.inner_lr moreau_envelope.lam normalise.lr
         not_true_distillation.temperature pfedme.beta poisson.clients_per_round q_fair.lr
         scaffnew.lr teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """

@@ -228,6 +228,7 @@ SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
         SLOW("fedavg", {"clients_per_round": 8}, {"optimizer_state": "average"}, 1, 7),
         SLOW("fedavg", {"clients_per_round": 5}, {"inexactness": 0.5, "epochs": 4}, 1, 2),
         SLOW("fedavg", {"clients_per_round": 6}, {"steps": fs.local.geometric(0.3)}, 1, 3),
+        SLOW("dp_sgd", {"clients_per_round": 6}, {}, 1, 3),
         SLOW("radfed", {"clients_per_round": 5, "redistribution_rounds": 2}, {}, 1, 2),
     ],
 )

@@ -200,6 +200,7 @@ METHODS: dict[str, Sent] = {
     ),
     "dp_fedavg": Sent({"sampling": "fixed"}),
     "dp_ftrl": Sent(),
+    "dp_sgd": Sent(),
     # A client tries all models, and says which it took.
     "ifca": Sent({"clusters": 3}, up=and_a_number, down=times(3), network="normed"),
     "dynamic_clustering": Sent({"cluster_limit": 180.0}, up=and_a_number),  # one cluster

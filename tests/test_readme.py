@@ -64,7 +64,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    private, adapters, narrower, hypergradients = python_blocks(METHODS)
+    private, steps, adapters, narrower, hypergradients = python_blocks(METHODS)
     loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
@@ -78,6 +78,8 @@ def test_the_examples_train_and_show_their_parts(
     assert "karimireddy2020scaffold" in printed
     exec(private, scope)
     assert 0 < scope["spent"] < 5
+    exec(steps, scope)
+    assert 0 < scope["spent"].min() < scope["spent"].max() < 6
     exec(adapters, scope)
     weights = [a.size for a in jax.tree.leaves(scope["adapted"].init(jax.random.key(0)))]
     assert sum(weights) == 55_210 + 3_496

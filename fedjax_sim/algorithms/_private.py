@@ -5,12 +5,12 @@ from __future__ import annotations
 from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import server_sgd
-from fedjax_sim.base import Decay, LocalUpdate, Positive, PreAggregation
+from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation
 from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
-__all__ = ["dp_fedavg", "dp_ftrl"]
+__all__ = ["dp_fedavg", "dp_ftrl", "dp_sgd"]
 
 
 @method
@@ -157,3 +157,43 @@ def dp_ftrl(
         preaggregation=(noise,),
         server=server_sgd(server_lr, server_momentum),
     )
+
+
+@method
+def dp_sgd(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    clip: Positive = 1.0,
+    noise_multiplier: Finite = 1.0,
+) -> Algorithm:
+    r"""DP-SGD: clients clip the gradients of single samples and add noise in every step.
+
+    .. math:: w_k \leftarrow w_k - \frac{\eta}{\min(B, n_k)} \Bigl(\sum_{i \in b} g_i \min\bigl(1,
+              \tfrac{C}{\lVert g_i \rVert_2}\bigr) + \mathcal{N}(0, \sigma^2 C^2 I)\Bigr)
+
+    FedAvg of clients that train so: g_i is the gradient of one sample, and each sample joins a
+    minibatch b with probability min(1, B/n_k), see :class:`fedjax_sim.local.dp_sgd`. Unlike
+    ``dp_fedavg`` it protects single samples and not whole clients, needs no trust in the server,
+    and does not depend on the number of clients. :meth:`fedjax_sim.Algorithm.client_epsilon`
+    computes the ε of each client, which depends on n_k and on its visits; the command prints the
+    least, the median and the largest. A model with BatchNorm is rejected, and so is a local update
+    that reads samples without noise.
+
+    Args:
+        clip: C: clipping norm (L2) of the samples' gradients.
+        noise_multiplier: σ: standard deviation of the noise of a step divided by C.
+
+    Returns:
+        The algorithm; without noise, with an infinite clip and B at least n_k, it is FedAvg, up to
+        rounding. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range, the model has non-trainable variables, or the
+            local update reads samples without noise.
+
+    Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with
+    differential privacy", CCS 2016 <https://arxiv.org/abs/1607.00133>, Algorithm 1, at each client.
+    """
+    steps = privacy.dp_sgd(clip, noise_multiplier)
+    return compose(local.change(private=steps), clients_per_round)

@@ -137,6 +137,11 @@ class LocalUpdate(Part):
         return None
 
     @property
+    def private(self) -> Any:
+        """The private steps, if it reads samples in them alone; None: it has none."""
+        return None
+
+    @property
     def moves_start(self) -> bool:
         """Whether it trains from another model than the received one."""
         return False
@@ -199,5 +204,5 @@ class Wrapper(LocalUpdate):
 
 
 for _hook in (*vars(LocalUpdate), "needs"):
-    if not _hook.startswith("_") and _hook != "change":
+    if not _hook.startswith("_") and _hook not in ("change", "private"):
         setattr(Wrapper, _hook, property(operator.attrgetter(f"inner.{_hook}")))

@@ -188,7 +188,13 @@ def build(config: Config) -> Setup:
         return algorithm_of(name, config.with_own(name, own), check=False)
 
     algorithms = {name: algorithm_of(name) for name in config.algorithms}
+    largest = problem.data.capacity
     for method, made in algorithms.items():
+        if delta is not None and made.parts.local.private and not delta < 1 / largest:
+            raise ValueError(
+                f"--delta must be below 1/n_k = {1 / largest:.3g} of the largest client for "
+                f"{method}, got {delta:g}"
+            )
         if config.machine.keep_weights and made.parts.flight.evaluated == "in_flight":
             raise ValueError(
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "

@@ -211,9 +211,9 @@ class Config:
                 "--split clients, which has validation clients"
             )
         names = {*map(name_of, self.algorithms)}
-        if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl"} & names:
+        if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl", "dp_sgd"} & names:
             raise ValueError(
-                f"--delta is for dp_fedavg and dp_ftrl, not {' and '.join(self.algorithms)}"
+                f"--delta is for dp_fedavg, dp_ftrl and dp_sgd, not {' and '.join(self.algorithms)}"
             )
 
     @property

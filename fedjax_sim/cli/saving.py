@@ -13,7 +13,7 @@ from fedjax_sim.cli import timing
 from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.report import measurements
 from fedjax_sim.cli.schema import RUN
-from fedjax_sim.cli.summary import privacy_spent, pull_of
+from fedjax_sim.cli.summary import client_privacy_spent, privacy_spent, pull_of
 from fedjax_sim.partition import emd, partition_hash
 from fedjax_sim.run import Result
 from fedjax_sim.run.checkpoint_files import write_server_model
@@ -207,7 +207,7 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
         summary["rounds_planned"] = origin.rounds
     clients = origin.start.shape[-1] - 1
     summary |= pull_of(result) | privacy_spent(origin.privacy, clients, summary["rounds"])
-    return summary
+    return summary | client_privacy_spent(result)
 
 
 def _fedavg_rounds(origin: Provenance) -> int:

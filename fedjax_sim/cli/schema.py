@@ -102,6 +102,12 @@ METHOD: Mapping[str, Check] = {
     "epsilon": number,
     "epsilon_unknown": text,
     "delta": number,
+    "client_epsilon_min": number,
+    "client_epsilon_median": number,
+    "client_epsilon_max": number,
+    "client_epsilon_protects": text,
+    "client_epsilon_unknown": text,
+    "client_delta": number,
     "mu_first": number,
     "mu_last": number,
     "seconds": number,
@@ -130,6 +136,10 @@ CLIENTS: Mapping[str, Check] = {"algorithm": text, "seed": whole}
 TOGETHER = (
     {"target", "target_rounds_per_run", "target_bytes_per_run"},
     {"epsilon", "delta"},
+    {
+        *(f"client_epsilon_{what}" for what in ("min", "median", "max", "protects")),
+        "client_delta",
+    },
     {"mu_first", "mu_last"},
     {"rounds", "score"},
     {"seconds", "idle_share", "asleep", "lost", "late"},

@@ -32,7 +32,8 @@ class Scores(Group):
           each client; None for the first of a table.
         score: the score in tables and pictures, and for the best round; None for
           the task's leading one.
-        delta: δ of what DP-FedAvg and DP-FTRL spend; None for N^-1.1.
+        delta: δ of what DP-FedAvg, DP-FTRL and DP-SGD spend; None for N^-1.1, of DP-SGD for that of
+          the largest n_k.
     """
 
     title: ClassVar[str] = "scores"
@@ -104,8 +105,9 @@ class Scores(Group):
     )
     delta: float | None = setting(
         None,
-        "δ of the (ε, δ) that dp_fedavg and dp_ftrl spend, below 1/N",
-        shown="N^-1.1",
+        "δ of the (ε, δ) that dp_fedavg, dp_ftrl and dp_sgd spend, below 1/N; of dp_sgd, which "
+        "protects single samples, below 1/n_k",
+        shown="N^-1.1; n_k^-1.1 of the largest client",
         above=0,
         below=1,
     )

@@ -62,6 +62,7 @@ def summarise(
     summary |= attacking.recorded(config.attack, setup.problem.data.clients)
     privacy, clients = result.provenance.privacy, setup.problem.data.clients
     summary |= privacy_spent(privacy, clients, summary["rounds"], config.scores.delta)
+    summary |= client_privacy_spent(result, config.scores.delta)
     return summary
 
 
@@ -78,6 +79,32 @@ def privacy_spent(
         return {"epsilon": privacy(rounds=rounds, delta=delta), "delta": delta}
     except (ImportError, ValueError) as error:  # not installed; a single client has no δ below 1
         return {"epsilon_unknown": f"unknown: {error}"}
+
+
+def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str, Any]:
+    """Returns the least, the median and the largest ε of the clients that trained, in all runs.
+
+    Returns:
+        ε, δ and what they protect, or why they are unknown; {} without noise at the clients.
+    """
+    privacy = result.provenance.client_privacy
+    if privacy is None:
+        return {}
+    if isinstance(privacy, str):
+        return {"client_epsilon_unknown": privacy}
+    sizes, visits = np.broadcast_arrays(np.diff(result.provenance.start), result.visits)
+    pairs = zip(sizes.ravel().tolist(), visits.ravel().tolist(), strict=True)
+    ranked = sorted((privacy.order(n, v), n, v) for n, v in pairs if n and v)
+    delta = privacy.delta(sizes.shape[-1], int(sizes.max())) if delta is None else delta
+    places = {"min": 0, "median": len(ranked) // 2, "max": -1}
+    try:
+        spent = {
+            f"client_epsilon_{name}": privacy.epsilon(*ranked[place][1:], delta)
+            for name, place in places.items()
+        }
+    except (ImportError, ValueError) as error:
+        return {"client_epsilon_unknown": f"unknown: {error}"}
+    return {**spent, "client_delta": delta, "client_epsilon_protects": privacy.protects}
 
 
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -149,6 +176,14 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         )
     elif "epsilon_unknown" in s:
         yield f"ε is {s['epsilon_unknown']}"
+    if "client_delta" in s:
+        least, median, most = (s[f"client_epsilon_{name}"] for name in ("min", "median", "max"))
+        yield (
+            f"a run is (ε, δ)-private for {s['client_epsilon_protects']}, ε = {least:.3g} to "
+            f"{most:.3g}, median {median:.3g}, at δ = {s['client_delta']:.3g}"
+        )
+    elif "client_epsilon_unknown" in s:
+        yield f"ε of single clients is {s['client_epsilon_unknown']}"
     if s.get("skipped"):
         yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
     if idle := s.get("clients_without_steps_per_run"):

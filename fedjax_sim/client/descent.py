@@ -27,6 +27,8 @@ from fedjax_sim.base import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 from fedjax_sim.engine.optimizers import accepted_arguments
+from fedjax_sim.privacy import dp_sgd
+from fedjax_sim.privacy._samples import Slope
 
 
 class Common(NamedTuple):
@@ -102,6 +104,7 @@ def descended(
     *,
     corrected: Callable[[PyTree, PyTree], PyTree] = lambda gradient, weights: gradient,
     factor: Array | None = None,
+    private: Slope | None = None,
 ) -> Descent:
     """Takes one step.
 
@@ -113,8 +116,13 @@ def descended(
         key: for an optimiser that draws random numbers.
         corrected: ``(gradient, weights) -> gradient``, the gradient for the optimiser.
         factor: multiplies the step; None: 1.
+        private: the private gradient to use instead of the objective's; the optimiser then sees
+            nothing else of the samples.
     """
-    (loss, aux), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
+    if private is None:
+        (loss, aux), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
+    else:
+        loss, gradient, aux = private.loss, private.gradient, private.state
 
     # The extra arguments of optax's optimisers. The functions are traced only by those that call
     # them. A line search rejects arguments that value_fn does not name.
@@ -134,12 +142,34 @@ def descended(
         "grad_fn": grad_fn,
         "key": key,
     }
+    if private is not None:
+        extra = {"key": key}
     updates, opt_state = optimizer.update(
         corrected(gradient, weights), opt_state, weights, **accepted_arguments(optimizer, extra)
     )
     if factor is not None:
         updates = tree.scale(factor, updates)
     return Descent(optax.apply_updates(weights, updates), opt_state, loss, aux, gradient)
+
+
+def private_slope(
+    mechanism: dp_sgd,
+    objective: Objective,
+    transform: Transform,
+    batch_size: int,
+    model: Variables,
+    weights: PyTree,
+    context: Context,
+) -> Slope:
+    """Returns the private gradient of ``weights``, the trained ones of a model without state."""
+
+    def alone(some: PyTree, sample: Batch, key: Array) -> Array:
+        sample = transform(key, sample, context.client)
+        params = tree.filled(some, model.params)
+        return objective(params, model.state, sample, context._replace(key=key))[0]
+
+    slope = mechanism.slope(context.key, context.client, batch_size, alone, weights)
+    return slope._replace(state=model.state)
 
 
 def accompanied(

@@ -29,6 +29,7 @@ from fedjax_sim.client.boosting import boosted
 from fedjax_sim.client.control import budgeted
 from fedjax_sim.client.descent import Common, Kept, survey_of
 from fedjax_sim.client.length import geometric
+from fedjax_sim.client.private import check_private
 from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import (
     with_final_loss,
@@ -43,6 +44,8 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.optimizers import EXTRA_ARGUMENTS, check_optimizer
 from fedjax_sim.engine.reach import response, stateless
 from fedjax_sim.personal import adaptive_start, ditto
+from fedjax_sim.privacy import dp_sgd
+from fedjax_sim.privacy._clipped import check_model
 
 __all__ = [
     "adaptive_start",
@@ -50,6 +53,7 @@ __all__ = [
     "boosted",
     "budgeted",
     "ditto",
+    "dp_sgd",
     "geometric",
     "in_turn",
     "local_sgd",
@@ -112,6 +116,8 @@ class local_sgd(SGD):
             dtype of the weights received, or in the model's, see
             :func:`fedjax_sim.models.with_compute_dtype`; the optimiser's state stays as it is.
             Clients return the received weights plus what their steps changed.
+        private: makes every step private for single samples, see :class:`dp_sgd`; None: plain
+            steps.
 
     Raises:
         ValueError: if a setting is out of range or of another kind.
@@ -135,7 +141,8 @@ class local_sgd(SGD):
     stops = True
 
     def __post_init__(self) -> None:
-        check_optimizer("optimizer", self.optimizer, EXTRA_ARGUMENTS)
+        given = EXTRA_ARGUMENTS if self.private is None else ("key",)
+        check_optimizer("optimizer", self.optimizer, given)
         if not 0 < self.epochs <= 10_000:
             raise ValueError(f"epochs must be above 0 and at most 10000, got {self.epochs}")
         if self.last_batch not in ("keep", "drop", "refill"):
@@ -156,6 +163,8 @@ class local_sgd(SGD):
         twice = [type(d).__name__ for d in self.corrections if kinds.count(d.kind) > 1]
         if twice:
             raise ValueError(f"corrections must not correct twice, got {' and '.join(twice)}")
+        if self.private is not None:
+            check_private(self)
 
     def _check_steps(self) -> None:
         if self.steps is None:
@@ -223,7 +232,7 @@ class local_sgd(SGD):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        parts = (*self._sharing, *([] if self.memory is None else [self.memory]))
+        parts = *self._sharing, *(p for p in (self.memory, self.private) if p is not None)
         return tuple(need for part in parts for need in part.needs)
 
     @functools.cached_property
@@ -246,6 +255,8 @@ class local_sgd(SGD):
         return (*self.corrections, *([] if self.shared is None else [self.shared]))
 
     def client_state(self, variables: Variables) -> Kept:
+        if self.private is not None:
+            check_model(variables)
         return Kept(
             self._first_state(variables) if self.optimizer_state == "keep" else (),
             tuple(d.client_state(variables.params) for d in self.corrections),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_sim.base import Array, PyTree, Variables
+from fedjax_sim.engine import tree
 
 
 class Plan(NamedTuple):
@@ -49,3 +50,9 @@ class Progress(NamedTuple):
     path: PyTree
     companion: PyTree
     steps: Array
+
+
+def widened(progress: Progress, received: Variables) -> Progress:
+    """Returns the progress with weights in the dtypes of those received."""
+    params = tree.typed_like(progress.variables.params, received.params)
+    return progress._replace(variables=progress.variables._replace(params=params))

@@ -44,15 +44,17 @@ from fedjax_sim.client.descent import (
     accompanied,
     corrected,
     descended,
+    private_slope,
     whole_gradient,
 )
-from fedjax_sim.client.progress import Plan, Progress
+from fedjax_sim.client.progress import Plan, Progress, widened
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
 from fedjax_sim.engine.clients import round_key, round_number
 from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
+from fedjax_sim.privacy import dp_sgd
 
 LastBatch = Literal["keep", "drop", "refill"]
 OptimizerState = Literal["reset", "keep", "average"]
@@ -81,6 +83,7 @@ class SGD(LocalUpdate):
     steps: DrawnSteps | None = None
     shared: Shared | None = None
     half_weights: bool = False
+    private: dp_sgd | None = None
 
     @functools.cached_property
     def train(self) -> TrainInSteps:
@@ -196,7 +199,7 @@ class SGD(LocalUpdate):
 
     def _stretch(self, plan: Plan, progress: Progress, *given: Any) -> tuple[Plan, Array]:
         visit = Visit(*given)
-        progress = _widened(progress, visit)
+        progress = widened(progress, visit.variables)
         client, last = visit.client, self._most_epochs - 1
         batches = self._batches(client.size)
         todo = jnp.clip(plan.total - plan.epoch * batches, 0, batches)
@@ -221,7 +224,7 @@ class SGD(LocalUpdate):
         """Returns the state after minibatch ``b`` of the epoch, whose step is not counted yet."""
         context, states = visit.context()
         context = context._replace(key=stream(plan.key, Epoch.STEP, b))
-        progress = _widened(progress, visit)
+        progress = widened(progress, visit.variables)
         params, state = progress.variables
         chosen = self._chosen(progress.variables)
         refill = self.last_batch == "refill"
@@ -243,11 +246,16 @@ class SGD(LocalUpdate):
             grads = self._filled(grads, there)
             return chosen(corrected(self.corrections, grads, there, context, states, start))
 
-        taken = step(objective, chosen(params), progress.opt_state, corrected=changed)
+        private = None
+        if self.private is not None:
+            own = self.private, self.objective, self._transformed, self.batch_size
+            private = private_slope(*own, progress.variables, chosen(params), context)
+        old = chosen(params), progress.opt_state
+        taken = step(objective, *old, corrected=changed, private=private)
         path, companion, loss = progress.path, progress.companion, progress.loss
         if path is not None:
             path = jax.tree.map(jnp.add, path, self._filled(taken.gradient, params))
-        count = jnp.sum(samples.mask, dtype=jnp.int32)
+        count = jnp.sum(samples.mask, dtype=jnp.int32) if private is None else private.samples
         loss = loss + taken.loss.astype(loss.dtype) * count.astype(loss.dtype)
         if self.companion is not None:
             given = progress.variables, companion, samples, context
@@ -271,7 +279,7 @@ class SGD(LocalUpdate):
     def _end(self, plan: Plan, progress: Progress, *given: Any) -> Trained:
         visit = Visit(*given)
         context, states = visit.context()
-        trained, opt_state, loss, seen, path, companion, taken = _widened(progress, visit)
+        trained, opt_state, loss, seen, path, companion, taken = widened(progress, visit.variables)
         if self.half_weights:  # a server that averages keeps its digits in float32
             received = visit.variables.params
             start = tree.typed_like(nearest(received), received)
@@ -338,9 +346,3 @@ class SGD(LocalUpdate):
             needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
             end = repeat(client, needed, self._most_epochs, epoch, start)
         return self._end(plan, end, *visit)
-
-
-def _widened(progress: Progress, visit: Visit) -> Progress:
-    """Returns the progress with weights in the dtypes of those received."""
-    params = tree.typed_like(progress.variables.params, visit.variables.params)
-    return progress._replace(variables=progress.variables._replace(params=params))

@@ -80,6 +80,12 @@ NOTHING_TOLD = Need(
     ),
     "selection=uniform()",
 )
+NOTHING_OFFERED = Need(
+    "broadcast",
+    "clients that choose no model by their samples",
+    lambda parts: parts.broadcast.offered is None,
+    "broadcast=latest()",
+)
 NO_WEIGHTS_SHARED = Need(
     "local",
     "no state as large as the model shared through the server",

@@ -77,8 +77,8 @@ def epsilon(
         return math.inf
     if sampling in ("epochs", "cyclic"):
         visits = math.ceil(rounds / epoch_rounds(clients, clients_per_round))
-        return _gaussian(math.sqrt(visits) / noise_multiplier, delta)
-    dp_accounting, pld, rdp = _accountants()
+        return gaussian(math.sqrt(visits) / noise_multiplier, delta)
+    dp_accounting, pld, rdp = accountants()
     if sampling == "poisson":
         accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
         event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
@@ -140,7 +140,7 @@ def tree_epsilon(
         return math.inf
     whole, rest = divmod(rounds, length := epoch_rounds(clients, clients_per_round))
     nodes = whole * length.bit_length() + rest.bit_length()
-    return _gaussian(math.sqrt(nodes) / noise_multiplier, delta)
+    return gaussian(math.sqrt(nodes) / noise_multiplier, delta)
 
 
 def banded_epsilon(
@@ -188,16 +188,16 @@ def banded_epsilon(
     reach = sensitivity(bands, clients, clients_per_round, rounds)
     if noise_multiplier == 0:
         return math.inf
-    return _gaussian(reach / noise_multiplier, delta)
+    return gaussian(reach / noise_multiplier, delta)
 
 
-def _gaussian(mu: float, delta: float) -> float:
+def gaussian(mu: float, delta: float) -> float:
     r"""Computes ε of a Gaussian mechanism whose sensitivity is μ standard deviations, exactly.
 
     .. math:: \delta = \Phi(\mu / 2 - \varepsilon / \mu)
               - e^\varepsilon \Phi(-\mu / 2 - \varepsilon / \mu)
 
-    >>> round(_gaussian(1.0, 1e-5), 4)
+    >>> round(gaussian(1.0, 1e-5), 4)
     4.3772
     """
     from scipy import optimize, special  # here, because the imports take half a second
@@ -261,7 +261,7 @@ def _check(
         raise ValueError(f"delta must be above 0 and below 1/N = {1 / clients:.3g}, got {delta}")
 
 
-def _accountants() -> tuple[Any, Any, Any]:
+def accountants() -> tuple[Any, Any, Any]:
     """Returns dp-accounting and its modules of privacy loss distributions and Rényi divergences."""
     try:
         import dp_accounting

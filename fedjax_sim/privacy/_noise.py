@@ -14,9 +14,8 @@ class noise(Sending):
 
     .. math:: \Delta_k \leftarrow \Delta_k + N(0, \sigma^2 I)
 
-    With :func:`fedjax_sim.sending.clip_norm` before it, a client's message is noisy even for the
-    server; :func:`fedjax_sim.privacy.epsilon` is about the server's noise and does not cover this
-    noise.
+    With :func:`fedjax_sim.sending.clip_norm` right before it, a client's message is private even
+    for the server: :meth:`fedjax_sim.Algorithm.client_epsilon`.
 
     Args:
         sigma: σ.

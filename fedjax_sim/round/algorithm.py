@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedjax_sim.base import (
     Aggregator,
     Array,
@@ -39,10 +42,9 @@ from fedjax_sim.personal import as_received
 from fedjax_sim.plan import exchange as exchanges
 from fedjax_sim.plan import flight as flights
 from fedjax_sim.plan import selection as selections
-from fedjax_sim.round import collecting, finishing, stages
+from fedjax_sim.round import collecting, finishing, private, stages
 from fedjax_sim.round.own_models import score_own
 from fedjax_sim.round.parts import Parts, as_dict, as_tuple
-from fedjax_sim.round.private import epsilon as epsilon_of
 from fedjax_sim.round.start import initial_state
 from fedjax_sim.round.traffic import setup_traffic, sizes
 from fedjax_sim.server import broadcast as broadcasts
@@ -283,7 +285,29 @@ class Algorithm:
         Raises:
             UnknownEpsilonError: names a part that is not known to keep the mechanism's analysis.
         """
-        return epsilon_of(self.parts, data, rounds, delta)
+        return private.epsilon(self.parts, data, rounds, delta)
+
+    def client_epsilon(self, data: ClientData, visits: Any, delta: float) -> NDArray[np.float64]:
+        """Computes ε of (ε, δ) differential privacy of each client that adds noise itself.
+
+        With ``local_sgd(private=dp_sgd(...))`` it protects each sample of a client, see
+        :func:`fedjax_sim.privacy.sample_epsilon`, which runs for each pair of n_k and visits.
+        Otherwise, with ``sending=(clip_norm(C), noise(σ))``, it protects all samples of a client
+        (local differential privacy). Whoever sees a client's messages learns no more.
+
+        Args:
+            data: the clients.
+            visits: ``int[..., N]``, how often each client trained, such as ``Result.visits``.
+            delta: δ.
+
+        Returns:
+            ``f64[..., N]``, ε; 0 for a client that never trained.
+
+        Raises:
+            UnknownEpsilonError: if no noise is added at the clients; names a part that is not known
+                to keep the analysis.
+        """
+        return private.client_epsilon(self.parts, data, visits, delta)
 
     def traffic(self, variables: Variables, data: ClientData) -> Traffic:
         """Returns the bytes of the messages in a round, as integers; takes arrays or shapes."""

@@ -17,9 +17,9 @@ from fedjax_sim.client import corrections
 from fedjax_sim.data import EvalSet
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, label_table
-from fedjax_sim.privacy import UnknownEpsilonError
+from fedjax_sim.privacy import ClientPrivacy, UnknownEpsilonError
 from fedjax_sim.round import Algorithm
-from fedjax_sim.round.private import accountant
+from fedjax_sim.round.private import accountant, client_privacy
 from fedjax_sim.run.identity import digest
 
 Privacy = Callable[..., float] | str | None
@@ -36,6 +36,14 @@ def privacy_of(algorithm: Algorithm, data: ClientData) -> Privacy:
         return str(error)
 
 
+def client_privacy_of(algorithm: Algorithm, data: ClientData) -> ClientPrivacy | str | None:
+    """Returns the privacy of clients that add noise, or why it is unknown; None of others."""
+    try:
+        return client_privacy(algorithm.parts, data)
+    except UnknownEpsilonError as error:
+        return str(error)
+
+
 def _facts(algorithm: Algorithm, data: ClientData) -> dict[str, Any]:
     """Returns what differs between algorithms; it holds neither the model nor samples."""
     terms = (corrections.proximal, corrections.adaptive_proximal)
@@ -44,6 +52,7 @@ def _facts(algorithm: Algorithm, data: ClientData) -> dict[str, Any]:
         "algorithm": repr(algorithm),
         "pull": next(pulls, None),
         "privacy": privacy_of(algorithm, data),
+        "client_privacy": client_privacy_of(algorithm, data),
     }
 
 
@@ -65,6 +74,7 @@ class Provenance:
         devices: names of the devices.
         pull: the call that made the proximal term of local training; None without one.
         privacy: see :func:`privacy_of`.
+        client_privacy: see :func:`client_privacy_of`.
     """
 
     algorithm: str
@@ -80,6 +90,7 @@ class Provenance:
     devices: tuple[str, ...]
     pull: Origin | None
     privacy: Privacy
+    client_privacy: ClientPrivacy | str | None
 
     @classmethod
     def of(

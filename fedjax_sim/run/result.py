@@ -108,6 +108,13 @@ class Result:
             raise ValueError("the run has no seconds: compose it with a clock, see fs.clock")
         return column(self.evaluations, lambda e: e.seconds)
 
+    @property
+    def visits(self) -> NDArray[np.int64]:
+        """``int64[R, N]``, how often each client trained."""
+        clients = self.provenance.start.shape[-1] - 1
+        rows = np.asarray(self.metrics.client)
+        return np.stack([np.bincount(r.ravel(), minlength=clients + 1)[:clients] for r in rows])
+
     def series(
         self,
         metric: str,
