@@ -69,7 +69,7 @@ class scaling(_Alone):
     replacement.
     """
 
-    factor: FinitePositive
+    factor: FinitePositive | Array
 
     def forge(self, key: Array, leaf: Array) -> Array:
         return jnp.asarray(self.factor, leaf.dtype) * leaf
