@@ -16,6 +16,7 @@ import fedjax_sim as fs
 from fedjax_sim import attacks, bench
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.report import measurements, table
 
 N, COHORT, SHARE = 8, 5, 0.5
 ARGV = ["--dataset", "digits", "--model", "logistic", "--clients", str(N), "--partition", "iid"]
@@ -100,6 +101,28 @@ def test_a_backdoor_is_that_of_the_function_in_python() -> None:
         ours = found.data, getattr(found, name)
         assert_trees(ours, both)
         assert len(ours[1].y) > len(examples.y)
+
+
+def test_its_success_stands_beside_the_score() -> None:
+    problem = fs.toy()
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=10).on(fs.make_execution(devices=1))
+    x, y = problem.test
+    triggered = np.concatenate([x, x]), np.concatenate([y, np.full_like(y, problem.classes)])
+    task = fs.tasks.classification(problem.classes, backdoor=True)
+    result = fs.simulate(
+        algorithm, problem.model, problem.data, triggered, rounds=1, task=task, seeds=(0, 1)
+    )
+    about: dict[str, Any] = {"seeds": 2, "fedavg_bytes": 1.0, "clients": 10, "emd": 0.5}
+    summary = measurements(result, score="accuracy", **about)
+    predicted = result.evaluations[-1].sums.own.predicted
+    success = predicted[:, 0] / len(y)  # each sample stands there twice, with and without a label
+    assert summary["attack_success_last"] == pytest.approx(success.mean())
+    head, _, row, *_ = table({"fedavg": summary}).splitlines()
+    assert "attack success %" in head
+    assert f"{100 * success.mean():.2f} ± {100 * success.std():.2f}" in row
+    other = table({"fedavg": measurements(result, score="attack_success", **about)})
+    assert "attack success" not in other
 
 
 def test_an_attack_comes_before_what_a_method_sends() -> None:
