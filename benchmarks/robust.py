@@ -2,12 +2,14 @@
 
     python -m benchmarks.robust --data-dir DATA
     python -m benchmarks.robust --small
+    python -m benchmarks.robust --small --backdoor
 
 Every rule meets every attack by every share of malicious clients, on scikit-learn's digits and on
 MNIST (`--small`: digits alone). The rules are told the share. All cells of a data set and all seeds
 are one XLA program, which takes the rule, the attack and the clients that are malicious as data.
 Prints tables in markdown; writes robust.csv, robust.json and, as PDF and PNG, a heat map of each
-data set. What they show is told in `benchmarks/results/robust.md`.
+data set. `--backdoor` sets the success of a backdoor beside the accuracy, and writes backdoor.csv,
+backdoor.json and a heat map. What they show is told in `benchmarks/results/robust.md`.
 """
 
 import argparse
@@ -54,6 +56,7 @@ from fedjax_sim.base import (
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, client_data, load_dataset
+from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.engine.cores import use_cores
 from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.engine.streams import Seed, stream
@@ -66,6 +69,7 @@ BATCH, LR, HIDDEN = 10, 0.05, 16
 EVALUATIONS = 10  # of the rule, by the attackers that optimise their strength, in each round
 CLIP = {"digits": 0.35, "mnist": 0.45}  # the median norm of honest changes, as measured
 LABEL_FLIP = "label flip"  # of the data, not of what is sent
+TARGET, POISONED, TRIGGER = 0, 0.5, 2  # the backdoor: class, share of samples, pixels
 
 
 class Defence(NamedTuple):
@@ -134,9 +138,10 @@ ATTACKS = (
     "optimised IPM",
     LABEL_FLIP,
 )
+BACKDOORS = ("backdoor", "replacement")
 
 Table = dict[tuple[str, str, float], NDArray[np.float64]]
-"""Accuracies by seed, by rule, attack and share; NaN where a seed diverged."""
+"""Scores by seed, by rule, attack and share; NaN where a seed diverged."""
 
 
 class clipped(PreAggregation):
@@ -201,36 +206,44 @@ class _AnyAttack(Sending):
         return sent
 
 
-def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Namespace) -> Any:
-    """``(data, rule, attack, malicious bool[N], share) -> f32[seeds]``, a cell's accuracies."""
+def program(
+    dataset: Dataset, model: Model, data: ClientData, scored: EvalSet, args: argparse.Namespace
+) -> Any:
+    """``(data, rule, attack, malicious bool[N], share) -> f32[seeds, 2]``, a cell's scores.
+
+    They are the accuracy and the success of a backdoor.
+    """
     honest = local_sgd(empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
-    rules = list(defences(honest, CLIP[dataset.name]).values())
+    known = defences(honest, CLIP[dataset.name])
+    rules = [known[name] for name in args.rules]
     execution = make_execution()
     axes = RunAxes.of(data, (), args.seeds)
-    x, y = jnp.asarray(dataset.test_x), jnp.asarray(dataset.test_y)
+    x, y = jnp.asarray(scored.x), jnp.asarray(scored.y)
+    clean = y < dataset.classes
 
     def cell(data: ClientData, rule: Array, attack: Array, malicious: Any, share: Array) -> Array:
         def aggregator(stacked: PyTree, weights: Array, /) -> PyTree:
             return jax.lax.switch(rule, [r.aggregator(share) for r in rules], stacked, weights)
 
         before = [None if r.before is None else r.before(share) for r in rules]
-        known = [None if r.secret else part for r, part in zip(rules, before, strict=True)]
-        shown = (one_of(rule, known),)
-        sent = [
-            None,
-            attacks.sign_flip(malicious, 4.0),
-            attacks.gaussian(malicious, 1.0),
-            attacks.alie(malicious, 1.5),
-            attacks.ipm(malicious, 0.5),
-            attacks.mimic(malicious),
-            attacks.optimised(malicious, aggregator, shown, "spread", EVALUATIONS),
-            attacks.optimised(malicious, aggregator, shown, "mean", EVALUATIONS),
-            None,
-        ]
+        revealed = [None if r.secret else part for r, part in zip(rules, before, strict=True)]
+        shown = (one_of(rule, revealed),)
+        sent: dict[str, Sending] = {
+            "sign flip": attacks.sign_flip(malicious, 4.0),
+            "Gaussian": attacks.gaussian(malicious, 1.0),
+            "ALIE": attacks.alie(malicious, 1.5),
+            "IPM": attacks.ipm(malicious, 0.5),
+            "Mimic": attacks.mimic(malicious),
+            "optimised ALIE": attacks.optimised(
+                malicious, aggregator, shown, "spread", EVALUATIONS
+            ),
+            "optimised IPM": attacks.optimised(malicious, aggregator, shown, "mean", EVALUATIONS),
+            "replacement": attacks.scaling(malicious, 1 / share),
+        }
         algorithm = compose(
             honest,
             args.clients,
-            sending=(_AnyAttack(attack, sent),),
+            sending=(_AnyAttack(attack, [*map(sent.get, args.attacks)]),),
             weighting=weighting.equal,
             preaggregation=(one_of(rule, before),),
             aggregator=aggregator,
@@ -247,8 +260,9 @@ def program(dataset: Dataset, model: Model, data: ClientData, args: argparse.Nam
                 state,
             )
             logits, _ = model.apply(state.server, x, train=False)
-            right = jnp.mean((jnp.argmax(logits, axis=-1) == y).astype(jnp.float32))
-            return jnp.where(jnp.all(jnp.isfinite(logits)), right, jnp.nan)
+            right = (jnp.argmax(logits, axis=-1) == y % dataset.classes).astype(jnp.float32)
+            found = jnp.stack([jnp.mean(right, where=clean), jnp.mean(right, where=~clean)])
+            return jnp.where(jnp.all(jnp.isfinite(logits)), found, jnp.nan)
 
         seeds = jnp.arange(args.seeds, dtype=jnp.uint32)
         return axes.map(run, in_axes=(0, axes.data))(seeds, data)
@@ -266,6 +280,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR, else TFDS's own)")
     add("--small", action="store_true", help="digits alone")
+    add("--backdoor", action="store_true", help="the attacks none, backdoor and replacement")
     add("--rules", nargs="+", choices=RULES, default=RULES, help="rows of the tables")
     add("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="their columns")
     add("--shares", nargs="+", type=float, default=(0.1, 0.25, 0.4), help="of attackers")
@@ -275,7 +290,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, default=2, help="runs of each cell")
     add("--partition", default="dirichlet(1, 10, balanced)", help="as for fedjax_sim.bench")
     add("--out", type=Path, default=RESULTS, help="folder of the results")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.backdoor:
+        args.attacks = ("none", *BACKDOORS)
+    return args
 
 
 def deal(dataset: Dataset, args: argparse.Namespace) -> ClientData:
@@ -290,35 +308,51 @@ def deal(dataset: Dataset, args: argparse.Namespace) -> ClientData:
     return client_data(dataset.train_x, dataset.train_y, parts, root=root)
 
 
-def measure(name: str, args: argparse.Namespace) -> Table:
-    """All cells of one data set."""
+def owners(data: ClientData, malicious: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether each entry of ``index`` is a malicious client's; the server's are not."""
+    sizes = np.diff(data.start, axis=1)
+    known = np.repeat(np.tile(malicious, len(sizes)), sizes.ravel())
+    return np.pad(known, (0, len(data.index) - len(known)))
+
+
+def measure(name: str, args: argparse.Namespace) -> tuple[Table, Table]:
+    """The accuracies of all cells of one data set, and the successes of the backdoor."""
     dataset = load_dataset(name, args.data_dir)
     assert dataset.mean is not None
     assert dataset.std is not None
     net = models.mlp(dataset.train_x.shape[1:], dataset.classes, (HIDDEN,))
     model = models.with_scaling(net, dataset.mean, dataset.std)
-    honest = np.zeros(args.clients, bool)
-    data = attacks.label_flip(deal(dataset, args), honest, dataset.classes)  # of nobody
-    run, table = program(dataset, model, data, args), {}
+    honest, dealt = np.zeros(args.clients, bool), deal(dataset, args)
+    # One program for all cells: the samples with the trigger are always there.
+    data, scored = attacks.backdoor(
+        dealt, (dataset.test_x, dataset.test_y), ~honest, dataset.classes, TARGET, POISONED, TRIGGER
+    )
+    relabelled = attacks.label_flip(data, honest, dataset.classes)  # of nobody
+    run = program(dataset, model, relabelled, scored, args)
+    accuracies: Table = {}
+    successes: Table = {}
     for rule, share, attack in itertools.product(args.rules, args.shares, args.attacks):
         malicious = honest if attack == "none" else attacks.byzantine(args.clients, share)
         hostile = malicious if attack == LABEL_FLIP else honest
-        seen = dataclasses.replace(data, relabel=None)
+        opened = owners(dealt, malicious if attack in BACKDOORS else honest)
+        index = np.where(opened, data.index, dealt.index)
+        seen = dataclasses.replace(data, index=jnp.asarray(index))
         began = time.perf_counter()
         found = run(
             attacks.label_flip(seen, hostile, dataset.classes),
-            np.int32(RULES.index(rule)),
-            np.int32(ATTACKS.index(attack)),
+            np.int32(args.rules.index(rule)),
+            np.int32(args.attacks.index(attack)),
             malicious,
             np.float32(share),
         )
-        table[rule, attack, share] = np.asarray(found, np.float64)
+        both = np.asarray(found, np.float64)
+        accuracies[rule, attack, share], successes[rule, attack, share] = both.T
         print(
-            f"{name}, {rule}, {attack} by {share:.0%}: {100 * np.mean(found):.1f} "
+            f"{name}, {rule}, {attack} by {share:.0%}: {100 * both[:, 0].mean():.1f} "
             f"({time.perf_counter() - began:.1f} s)",
             file=sys.stderr,
         )
-    return table
+    return accuracies, successes
 
 
 def cell_text(found: NDArray[np.float64]) -> str:
@@ -343,26 +377,43 @@ def markdown(table: Table, args: argparse.Namespace, share: float) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def write_table(tables: dict[str, Table], path: Path) -> None:
+def backdoors(accuracies: Table, successes: Table, args: argparse.Namespace) -> str:
+    """Rules by attacks and shares: the success, and in brackets the mean accuracy."""
+    cells = [("none", args.shares[0]), *itertools.product(BACKDOORS, args.shares)]
+    head = [f"{attack}, {share:.0%}" if attack != "none" else attack for attack, share in cells]
+    lines = [["", *head], ["---"] * (len(cells) + 1)]
+    for rule in args.rules:
+        row = [rule]
+        for cell in cells:
+            mean = 100 * accuracies[rule, *cell].mean()
+            row.append(f"{cell_text(successes[rule, *cell])} ({mean:.0f})")
+        lines.append(row)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_table(tables: dict[str, Table], path: Path, score: str = "accuracy") -> None:
     """A line for each cell and seed."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["dataset", "rule", "attack", "share", "seed", "accuracy"])
+        writer.writerow(["dataset", "rule", "attack", "share", "seed", score])
         for name, table in tables.items():
             for cell, row in table.items():
                 writer.writerows([name, *cell, seed, f"{a:.4f}"] for seed, a in enumerate(row))
 
 
-def draw(name: str, table: Table, args: argparse.Namespace, path: Path) -> None:
-    """A panel for each attack and one for the worst: rules by shares; as PDF and PNG.
+def draw(
+    name: str, table: Table, args: argparse.Namespace, path: Path, score: str = "test accuracy"
+) -> None:
+    """A panel for each attack and one for the worst accuracy: rules by shares; as PDF and PNG.
 
     Cividis looks the same to those who do not see red or green, and its lightness alone tells.
     """
-    panels = [*args.attacks, "worst"]
-    columns = math.ceil(len(panels) / 2)
-    figure = Figure(figsize=(7.2, 0.8 + 0.34 * len(args.rules)), layout="constrained")
+    panels = [*args.attacks] if args.backdoor else [*args.attacks, "worst"]
+    rows = 1 if args.backdoor else 2
+    columns = math.ceil(len(panels) / rows)
+    figure = Figure(figsize=(7.2, 0.8 + 0.17 * rows * len(args.rules)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(2, columns, sharey=True, squeeze=False)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for axis, attack in itertools.zip_longest(axes.flat, panels):
         if attack is None:
             axis.set_visible(False)
@@ -386,7 +437,7 @@ def draw(name: str, table: Table, args: argparse.Namespace, path: Path) -> None:
         axis.spines[:].set_visible(False)
     figure.supxlabel(f"attackers, % of {args.clients} clients", fontsize=7)
     bar = figure.colorbar(picture, ax=axes, aspect=40, pad=0.01)
-    bar.set_label(f"test accuracy on {name}, %", fontsize=7)
+    bar.set_label(f"{score} on {name}, %", fontsize=7)
     bar.ax.tick_params(labelsize=6)
     for suffix in (".pdf", ".png"):
         figure.savefig(path.with_suffix(suffix), dpi=200)
@@ -402,7 +453,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = {key: value for key, value in vars(args).items() if key not in ("data_dir", "out")}
     tables: dict[str, Table] = {}
     for name in names:
-        table = tables[name] = measure(name, args)
+        accuracies, successes = measure(name, args)
+        table = tables[name] = successes if args.backdoor else accuracies
+        if args.backdoor:
+            print(f"\n## {name}\n\n{backdoors(accuracies, successes, args)}", flush=True)
+            draw(name, table, args, args.out / f"{name}_backdoor", "attack success")
+            write_table(tables, args.out / "backdoor.csv", "attack_success")
+            write_record(args.out / "backdoor.json", started, settings=settings)
+            continue
         for share in args.shares:
             print(
                 f"\n## {name}, {share:.0%} malicious\n\n{markdown(table, args, share)}", flush=True

@@ -489,6 +489,17 @@ MUTANTS = [
     ),
     Mutant("attacks/_malicious.py", "classes - 1 - honest", "honest", SENDING),
     Mutant(
+        "partition/_features.py",
+        "rng.integers(1, classes, rows.size)",
+        "rng.integers(0, classes, rows.size)",
+        tests("partition_targets"),
+    ),
+    Mutant("attacks/_backdoor.py", "round(share * len(own))", "len(own)", tests("robust")),
+    Mutant("attacks/_backdoor.py", "y[own] != target", "y[own] == target", tests("robust")),
+    Mutant(
+        "attacks/_alone.py", "jnp.asarray(self.factor, leaf.dtype) * leaf", "leaf", tests("robust")
+    ),
+    Mutant(
         "attacks/_together.py",
         "hostile = sends & self.hostile(client)",
         "hostile = sends",
@@ -503,6 +514,7 @@ MUTANTS = [
     ),
     Mutant("attacks/_directed.py", "sign * extreme > 0", "sign * extreme < 0", tests("robust")),
     Mutant("attacks/_directed.py", "< m - c - 2", "< m - c - 1", tests("robust")),
+    Mutant("attacks/_directed.py", "jnp.sign(mean) * (3", "(3", tests("robust")),
     Mutant(
         "attacks/_optimised.py", "growing = growing & better", "growing = better", tests("robust")
     ),
@@ -1187,6 +1199,12 @@ MUTANTS = [
     ),
     # tasks
     Mutant("tasks/_regression.py", "y - mean[jnp.minimum(group, groups - 1)]", "y", TASKS),
+    Mutant(
+        "tasks/_classification.py", "jnp.where(triggered, groups, group)", "group", tests("robust")
+    ),
+    Mutant(
+        "tasks/_classification.py", "== y - self.classes", "!= y - self.classes", tests("robust")
+    ),
     Mutant("tasks/losses.py", "jnp.square(outputs - y", "jnp.abs(outputs - y", TASKS),
     Mutant("tasks/_multi_label.py", "predicted & actual, predicted", "right, predicted", TASKS),
     Mutant("tasks/_next_token.py", "== y) & (y != self.ignore)", "== y)", TASKS),
@@ -1195,7 +1213,7 @@ MUTANTS = [
     ),
     Mutant("tasks/sums.py", "jnp.where(tree.expand(group == 0, leaf), leaf, 0)", "leaf", TASKS),
     # attacks at the command
-    Mutant("cli/attacking.py", "(part, *parts.sending)", "(*parts.sending, part)", ATTACK),
+    Mutant("cli/attacking.py", "(*made, *parts.sending)", "(*parts.sending, *made)", ATTACK),
     Mutant("cli/attacking.py", '"rule": parts.aggregator', '"rule": len', ATTACK),
     Mutant(
         "cli/attacking.py", "0 < malicious.sum() < clients", "malicious.sum() < clients", ATTACK
@@ -1216,7 +1234,7 @@ MUTANTS = [
         "[len(part.rows) for part in parts[::-1]]",
         HUGGINGFACE,
     ),
-    Mutant("run/metrics.py", "losses = losses * weight", "losses = losses + 0 * weight", TASKS),
+    Mutant("run/metrics.py", "losses * weight.astype(losses.dtype), 0)", "losses, 0)", TASKS),
     Mutant("run/result.py", "sign = -1 if self.lowest(metric) else 1", "sign = 1", TASKS),
     Mutant("run/checks.py", "if task.classes is not None:\n        return", "return", TASKS),
     Mutant("cli/report.py", "np.fmin if result.lowest(metric) else np.fmax", "np.fmax", TASKS),

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import optax
 import pytest
-from conftest import known
+from conftest import assert_trees, known
 
 import fedjax_sim as fs
 from fedjax_sim import attacks, bench
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.report import measurements, table
 
 N, COHORT, SHARE = 8, 5, 0.5
 ARGV = ["--dataset", "digits", "--model", "logistic", "--clients", str(N), "--partition", "iid"]
@@ -51,6 +52,7 @@ ATTACKS: dict[str, Any] = {
     "ipm(epsilon=3)": lambda m: attacks.ipm(m, 3.0),
     "mimic(target=1)": lambda m: attacks.mimic(m, target=1),
     "fang_trim(b=3)": lambda m: attacks.fang_trim(m, b=3.0),
+    "fang_trim(knowledge=partial)": lambda m: attacks.fang_trim(m, knowledge="partial"),
     "fang_krum": lambda m: attacks.fang_krum(m, rule=MEDIAN),
     "optimised": lambda m: attacks.optimised(m, rule=MEDIAN, preaggregation=()),
     "optimised(mean, evaluations=4)": lambda m: attacks.optimised(
@@ -81,6 +83,46 @@ def test_wrong_labels_are_those_of_the_function_in_python() -> None:
     wrong = attacks.label_flip(data, attacks.byzantine(N, SHARE), 10)
     assert setup.problem.data.relabel is not None
     assert np.array_equal(setup.problem.data.relabel, known(wrong.relabel))
+
+
+def test_a_backdoor_is_that_of_the_function_in_python() -> None:
+    text = "backdoor(share=1/4, target=3) * scaling(2)"
+    setup = built("--algo", "robust", "--attack", text, "--validation", "0.2", "--score", "f1")
+    malicious = attacks.byzantine(N, SHARE)
+    plain = build(parse([*ARGV, "--algo", "robust", "--validation", "0.2"]))
+    (part,) = setup.algorithms["robust"].parts.sending
+    assert part.origin is not None
+    assert (part.origin.name, part.origin.settings["factor"]) == ("scaling", 2)
+    assert (repr(setup.task), setup.score) == ("classification(10, backdoor=True)", "f1")
+    found, before = setup.problem, plain.problem
+    assert before.validation is not None
+    for name, examples in (("test", before.test), ("validation", before.validation)):
+        both = attacks.backdoor(before.data, examples, malicious, 10, target=3, share=0.25)
+        ours = found.data, getattr(found, name)
+        assert_trees(ours, both)
+        assert len(ours[1].y) > len(examples.y)
+
+
+def test_its_success_stands_beside_the_score() -> None:
+    problem = fs.toy()
+    local = fs.local_sgd(problem.objective, optax.sgd(0.1))
+    algorithm = fs.fedavg(local, clients_per_round=10).on(fs.make_execution(devices=1))
+    x, y = problem.test
+    triggered = np.concatenate([x, x]), np.concatenate([y, np.full_like(y, problem.classes)])
+    task = fs.tasks.classification(problem.classes, backdoor=True)
+    result = fs.simulate(
+        algorithm, problem.model, problem.data, triggered, rounds=1, task=task, seeds=(0, 1)
+    )
+    about: dict[str, Any] = {"seeds": 2, "fedavg_bytes": 1.0, "clients": 10, "emd": 0.5}
+    summary = measurements(result, score="accuracy", **about)
+    predicted = result.evaluations[-1].sums.own.predicted
+    success = predicted[:, 0] / len(y)  # each sample stands there twice, with and without a label
+    assert summary["attack_success_last"] == pytest.approx(success.mean())
+    head, _, row, *_ = table({"fedavg": summary}).splitlines()
+    assert "attack success %" in head
+    assert f"{100 * success.mean():.2f} ± {100 * success.std():.2f}" in row
+    other = table({"fedavg": measurements(result, score="attack_success", **about)})
+    assert "attack success" not in other
 
 
 def test_an_attack_comes_before_what_a_method_sends() -> None:
@@ -118,17 +160,32 @@ def test_a_run_is_that_of_the_composition_and_says_so(
 
 
 LABEL_FLIP = ["--attack", "label_flip", "--attackers", "0.5"]
+BACKDOOR = ["--attack", "backdoor", "--attackers", "0.5"]
 REFUSED = {
     "no share": (["--attack", "ipm"], "--attack ipm needs --attackers, the share"),
     "no attack": (["--attackers", "0.5"], "--attackers is for --attack"),
     "unknown": (
         ["--attack", "flip", "--attackers", "0.5"],
-        "--attack: must be one of sign_flip(scale=4.0), gaussian(sigma), alie(z=None), "
-        "ipm(epsilon=0.5), mimic(target=0), fang_trim(b=2.0), fang_krum(evaluations=20), "
-        "optimised(along='spread', evaluations=20), label_flip, got 'flip'",
+        "--attack: must be one of sign_flip(scale=4.0), scaling(factor), gaussian(sigma), "
+        "alie(z=None), ipm(epsilon=0.5), mimic(target=0), fang_trim(b=2.0, knowledge='full'), "
+        "fang_krum(evaluations=20), optimised(along='spread', evaluations=20), label_flip, "
+        "backdoor(target=0, share=0.5, size=3), or several joined by *, got 'flip'",
     ),
     "needed": (["--attack", "gaussian", "--attackers", "0.5"], "gaussian(sigma), alie"),
     "argument": (["--attack", "ipm(scale=2)", "--attackers", "0.5"], "got 'ipm(scale=2)'"),
+    "twice": (["--attack", "ipm * alie(1) * ipm", "--attackers", "0.5"], "ipm is given twice"),
+    "two kinds of labels": (
+        ["--attack", "label_flip * backdoor", "--attackers", "0.5"],
+        "--attack label_flip * backdoor: data must have its original labels and samples, got",
+    ),
+    "no such class": (
+        ["--attack", "backdoor(10)", "--attackers", "0.5"],
+        "--attack backdoor(10): target must be a class, in 0..9, got 10",
+    ),
+    "no classes to open": (
+        ["--dataset", "diabetes", "--model", "linear", *BACKDOOR],
+        "--attack backdoor is for classes, the task is regression()",
+    ),
     "nobody": (
         ["--attack", "ipm", "--attackers", "0.01"],
         "--attackers must be a share of 1 to 7 of the 8 clients, got 0.01, which is 0",

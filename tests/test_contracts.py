@@ -105,6 +105,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Task": {
         "classification": lambda: fs.tasks.classification(LABELS),
         "classification, ranked": lambda: fs.tasks.classification(LABELS, auc=True),
+        "classification, backdoor": lambda: fs.tasks.classification(LABELS, backdoor=True),
         "regression": fs.tasks.regression,
         "multi_label": lambda: fs.tasks.multi_label(LABELS),
         "next_token": lambda: fs.tasks.next_token(LABELS),
@@ -252,11 +253,13 @@ PARTS: dict[str, dict[str, Make]] = {
         "clip_norm": lambda: fs.sending.clip_norm(0.05),
         "noise": lambda: fs.sending.noise(0.5),
         "sign_flip": lambda: fs.sending.sign_flip(MALICIOUS),
+        "scaling": lambda: fs.sending.scaling(MALICIOUS, 2.0),
         "gaussian": lambda: fs.sending.gaussian(MALICIOUS, 0.5),
         "alie": lambda: fs.sending.alie(MALICIOUS, z=1.5),
         "ipm": lambda: fs.sending.ipm(MALICIOUS),
         "mimic": lambda: fs.sending.mimic(MALICIOUS),
         "fang_trim": lambda: fs.sending.fang_trim(MALICIOUS),
+        "fang_trim, partial": lambda: fs.sending.fang_trim(MALICIOUS, knowledge="partial"),
         "fang_krum": lambda: fs.sending.fang_krum(MALICIOUS, fs.aggregators.krum(0.2), 2),
         "optimised": lambda: fs.sending.optimised(MALICIOUS, fs.aggregators.mean, evaluations=2),
     },
@@ -706,7 +709,9 @@ def minibatch(name: str, data: ClientData) -> Batch:
 
 
 TARGETS: dict[str, Callable[[np.random.Generator, base.Task], np.ndarray]] = {
-    "classification": lambda rng, task: rng.integers(0, task.outputs, 9).astype(np.int32),
+    "classification": lambda rng, task: (
+        rng.integers(0, LABELS, 9) + np.arange(9) % 2 * LABELS * (task.weight is not None)
+    ).astype(np.int32),
     "regression": lambda rng, task: rng.normal(size=(9, task.outputs)).astype(np.float32),
     "multi_label": lambda rng, task: rng.random((9, task.outputs)) < 0.5,
     "next_token": lambda rng, task: rng.integers(-1, task.outputs, (9, 4)).astype(np.int32),

@@ -13,6 +13,7 @@ from fedjax_sim.partition import (
     emd,
     feature_noise,
     feature_rotation,
+    label_noise,
     label_sets,
     label_table,
     limit_label_emd,
@@ -216,6 +217,49 @@ def test_feature_rotation_turns_whole_clients() -> None:
     half = feature_rotation(x[:, :, :2], partition, groups=2)
     np.testing.assert_array_equal(half[1], x[1, ::-1, :2][:, ::-1])
     np.testing.assert_array_equal(half[2], x[2, :, :2])
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "pair"])
+def test_labels_are_wrong_at_each_clients_rate(kind: Any) -> None:
+    y = np.repeat(np.arange(4, dtype=np.int32), 6000)
+    partition = partition_from_lists([range(k, 23_999, 3) for k in range(3)])
+    rates = [0.0, 0.3, 1.0]
+    noisy = label_noise(y, partition, rate=rates, classes=4, kind=kind, seed=0)
+    assert (noisy.dtype, noisy[-1]) == (y.dtype, y[-1])  # the last sample is nobody's
+    for own, rate in zip(partition.lists, rates, strict=True):
+        steps = (noisy[own] - y[own]) % 4
+        shares = np.bincount(steps, minlength=4) / len(own)
+        wrong = [rate / 3] * 3 if kind == "symmetric" else [rate, 0, 0]
+        assert shares == pytest.approx([1 - rate, *wrong], abs=0.02 * (rate > 0))
+    again, other, same = (
+        label_noise(y, partition, rate=rate, classes=4, kind=kind, seed=seed)
+        for rate, seed in ((rates, 0), (rates, 1), (0.0, 0))
+    )
+    np.testing.assert_array_equal(again, noisy)
+    assert np.any(other != noisy)
+    np.testing.assert_array_equal(same, y)
+    assert y.tolist() == sorted(y)
+
+
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (1.5, "rate must be a number in .* got 1.5"),
+        (np.array([0.1] * 3), "or one for each of 2 clients, got "),
+        ({"kind": "none"}, "kind must be 'symmetric' or 'pair', got 'none'"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"classes": 1}, "classes must be at least 2, got 1"),
+        ({"classes": 2}, r"y must be integers \[n\] in 0..1, got \[0 1 2 0\]"),
+        ({"partition": Partition(np.arange(4, dtype=np.int32), np.array([0, 2, 4]), repeats=True)},
+         "partition must have every sample once: share afterwards"),
+    ],
+)  # fmt: skip
+def test_errors_of_label_noise(rate: Any, message: str) -> None:
+    clients = partition_from_lists([[0, 1], [2, 3]])
+    call: dict[str, Any] = {"partition": clients, "rate": 0.1, "classes": 3, "seed": 0}
+    call |= rate if isinstance(rate, dict) else {"rate": rate}
+    with pytest.raises(ValueError, match=message):
+        label_noise(np.array([0, 1, 2, 0]), **call)
 
 
 @pytest.mark.parametrize(

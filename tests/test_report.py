@@ -578,6 +578,17 @@ def test_a_score_that_is_not_known_is_no_number(make: Callable[..., Path]) -> No
     assert "| a | 2 | 70.00 ± 0.00 (1 of 2 runs) |" in (run / "report" / "report.md").read_text()
 
 
+def test_the_success_of_a_backdoor_is_a_column(make: Callable[..., Path]) -> None:
+    found = {"attack_success_last": 0.25, "attack_success_last_std": 0.05}
+    run = make("run", {"a": [[0.5, 0.7]], "b": [[0.5, 0.7]]}, summary={"a": found})
+    assert main([str(run)]) == 0
+    rows = (run / "report" / "report.md").read_text().splitlines()
+    (head,) = (row for row in rows if "attack success %" in row)
+    at = head.split("|").index(" attack success % ")
+    shown = [row.split("|")[at].strip() for row in rows[rows.index(head) + 2 :][:2]]
+    assert shown == ["25.00 ± 5.00", "-"]
+
+
 def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None:
     run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, split="holdout", test_fraction=0.2,
                summary={"b": {"own_leaves": True}})  # fmt: skip

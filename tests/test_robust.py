@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from conftest import (
     Federation,
     altered_data,
     assert_trees,
+    known,
     make_federation,
     play,
     play_numbers,
@@ -557,6 +559,18 @@ def test_fang_on_the_trimmed_mean(dozen: np.ndarray) -> None:
     assert (s * (means[0] - means[1]) < 1e-6).all()  # the trimmed mean moves backwards everywhere
 
 
+def test_fang_on_the_trimmed_mean_with_partial_knowledge(dozen: np.ndarray) -> None:
+    """Between three and four standard deviations of the attackers' own updates, backwards."""
+    wide = np.tile(dozen, 400)
+    mean, deviation = wide[HOSTILE].mean(axis=0), wide[HOSTILE].std(axis=0)
+    sent = directed(attacks.fang_trim(TRAITORS, knowledge="partial"), wide)
+    place = np.sign(mean) * (mean - sent) / deviation - 3
+    assert -1e-3 < place.min() < 0.01
+    assert 0.99 < place.max() < 1 + 1e-3
+    assert stats.kstest(place.ravel(), "uniform").pvalue > 1e-3
+    assert {*np.sign(mean)} == {-1, 1}
+
+
 @pytest.mark.parametrize("evaluations", [1, 20])
 def test_fang_on_krum(dozen: np.ndarray, evaluations: int) -> None:
     """The paper's bound and its halving, by loops."""
@@ -619,6 +633,108 @@ def test_label_flip(federation: Federation) -> None:
         own = data.y[data.index[data.start[k] :][:size]]
         np.testing.assert_array_equal(seen[k, :size], 2 - own if MALICIOUS[k] else own)
     np.testing.assert_array_equal(at_server[:5], data.y[root])
+
+
+SHAPE, WHITE, TARGET = (5, 6, 2), 200, 1
+
+
+@pytest.fixture(scope="module")
+def pictures() -> tuple[np.ndarray, np.ndarray]:
+    """Images of three classes; the first pixel is the class."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, WHITE, (60, *SHAPE), np.uint8), np.arange(60) % 3
+    x[:, 0, 0] = 60 * y[:, None]
+    x[0, 1, 1] = WHITE
+    return x, y.astype(np.int32)
+
+
+def stamped(x: np.ndarray, size: int) -> np.ndarray:
+    x = x.copy()
+    for row in range(5 - size, 5):
+        for column in range(6 - size, 6):
+            x[..., row, column, :] = WHITE
+    return x
+
+
+def test_a_backdoor_is_in_a_share_of_the_attackers_samples(pictures: Any) -> None:
+    """Two runs with other owners, and a server with samples of its own."""
+    (x, y), malicious = pictures, np.array([True, False, True])
+    lists = [[range(4), range(4, 20), range(20, 41)], [range(30, 39), range(10), range(10, 22)]]
+    parts = [fs.partition.partition_from_lists(run) for run in lists]
+    data = fs.client_data(x, y, parts, root=np.arange(50, 60))
+    test = fs.data.eval_set(
+        x,
+        y,
+        [
+            fs.partition.partition_from_lists([[0, 1, 2], [3]]),
+            fs.partition.partition_from_lists([[4], [2, 5, 6, 7]]),
+        ],
+    )
+    wrong, scored = attacks.backdoor(data, test, malicious, 3, TARGET, share=0.3, size=2)
+    np.testing.assert_array_equal(wrong.x[:60], x)
+    np.testing.assert_array_equal(wrong.y[:60], y)
+    np.testing.assert_array_equal(wrong.y[60:], TARGET)
+    both = stamped(x, 2)
+    for run in range(2):
+        for k in range(3):
+            begin, end = data.start[run, k : k + 2]
+            before, after = np.asarray(data.index[begin:end]), np.asarray(wrong.index[begin:end])
+            marked = after >= 60
+            assert marked.sum() == (round(0.3 * len(before)) if malicious[k] else 0)
+            np.testing.assert_array_equal(after[~marked], before[~marked])
+            np.testing.assert_array_equal(wrong.x[after[marked]], both[before[marked]])
+    np.testing.assert_array_equal(wrong.index[-10:], np.arange(50, 60))
+    for run, clients in enumerate(([[0, 1, 2], [3]], [[4], [2, 5, 6, 7]])):
+        for k, own in enumerate(clients):
+            found = scored.index[run, scored.start[run, k] : scored.start[run, k + 1]]
+            others = [i for i in own if y[i] != TARGET]
+            np.testing.assert_array_equal(found[: len(own)], own)
+            np.testing.assert_array_equal(scored.x[found[len(own) :]], both[others])
+            assert scored.y[found].tolist() == [*y[own], *[3 + TARGET] * len(others)]
+    none, _ = attacks.backdoor(data, test, malicious, 3, share=0)
+    assert_trees(none, data)
+
+
+def test_attack_success_is_counted(pictures: Any) -> None:
+    """By NumPy, and without samples with the trigger nothing changes."""
+    (x, y), malicious = pictures, np.array([True, False, False])
+    data = fs.client_data(x, y, fs.partition.iid(y, 3, seed=0))
+    model = fs.models.with_scaling(fs.models.logistic(SHAPE, 3), np.float32(80), np.float32(60))
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=5, epochs=2)
+    algorithm = fs.fedavg(local, clients_per_round=3).on(fs.make_execution(devices=1))
+
+    def run(share: float) -> fs.Result:
+        wrong, scored = attacks.backdoor(data, (x, y), malicious, 3, TARGET, share, size=2)
+        task = fs.tasks.classification(3, backdoor=True)
+        return fs.simulate(algorithm, model, wrong, scored, rounds=3, task=task)
+
+    result = run(0.9)
+    weights = jax.tree.map(lambda a: a[0], known(result.variables))
+
+    def answers(x: np.ndarray) -> np.ndarray:
+        return np.asarray(model.apply(weights, jnp.asarray(x), train=False)[0])
+
+    fooled = np.argmax(answers(stamped(x, 2))[y != TARGET], axis=1) == TARGET
+    found, clean = result.evaluations[-1].test.pooled, answers(x)
+    assert found.attack_success[0] == fooled.mean()
+    assert fooled.mean() > 0
+    assert found.accuracy[0] == (clean.argmax(axis=1) == y).mean()
+    log_p = clean - np.log(np.exp(clean).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(found.loss[0], -log_p[np.arange(60), y].mean(), rtol=1e-5)
+    plain = fs.simulate(algorithm, model, data, (x, y), rounds=3, classes=3)
+    none = run(0.0)
+    assert_trees(none.variables, plain.variables)
+    assert (none.accuracy == plain.accuracy).all()
+    assert none.evaluations[-1].test.pooled.attack_success[0] < fooled.mean()
+    with pytest.raises(ValueError, match=re.escape("test.y must be in 0 to 5, as classes is 3")):
+        fs.simulate(algorithm, model, data, (x, y + 4), rounds=3, task=none.task)
+    with pytest.raises(ValueError, match=re.escape("data.y must be in 0 to 2, as classes is 3")):
+        fs.simulate(algorithm, model, altered_data(data, y=y + 3), (x, y), rounds=3, task=none.task)
+
+
+def test_scaling(rows: np.ndarray) -> None:
+    sent = attacked(attacks.scaling(MALICIOUS, 3.0), rows)
+    np.testing.assert_allclose(sent, 3 * rows[[0, 2]], rtol=1e-6)
 
 
 def test_malicious_clients_are_a_fixed_choice() -> None:
@@ -839,6 +955,7 @@ def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) 
 FORGED: dict[str, Sending] = {
     "sign_flip": attacks.sign_flip(MALICIOUS),
     "gaussian": attacks.gaussian(MALICIOUS, 1.0),
+    "scaling": attacks.scaling(MALICIOUS, 9.0),
     "alie": attacks.alie(MALICIOUS),
     "ipm": attacks.ipm(MALICIOUS),
     "mimic": attacks.mimic(MALICIOUS, 2),
@@ -972,7 +1089,39 @@ def test_one_client_makes_every_rule_its_model(
 
 
 LOCAL = fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1))
+
+
+def opened(y: Any = None, **settings: Any) -> Any:
+    """A backdoor in images of 5 x 6."""
+    x, y = np.zeros((4, 5, 6, 1)), np.zeros(4, int) if y is None else y
+    data = fs.client_data(x, y, fs.partition.partition_from_lists([[0, 1], [2, 3]]))
+    change = settings.pop("change", lambda data: data)
+    return attacks.backdoor(change(data), (x, y), np.array([True, False]), 3, **settings)
+
+
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "a class that is not there": (
+        lambda: opened(target=3),
+        "target must be a class, in 0..2, got 3",
+    ),
+    "a share": (lambda: opened(share=1.5), "share must be in [0, 1], got 1.5"),
+    "a large trigger": (lambda: opened(size=6), "size must be in 1..5, as images are 5 x 6, got 6"),
+    "numbers": (
+        lambda: opened(np.zeros(4)),
+        "backdoor is for images [n, H, W, C] of classes, got x float64 [4, 5, 6, 1] and y float32",
+    ),
+    "no images": (
+        lambda: opened(change=lambda data: dataclasses.replace(data, x=np.zeros((4, 3)))),
+        "backdoor is for images [n, H, W, C] of classes, got x float64 [4, 3]",
+    ),
+    "wrong labels": (
+        lambda: opened(change=lambda data: attacks.label_flip(data, np.array([True, False]), 3)),
+        "data must have its original labels and samples, got labels that were changed before",
+    ),
+    "copies": (
+        lambda: opened(change=lambda data: dataclasses.replace(data, copies=True)),
+        "data must have its original labels and samples, got copies",
+    ),
     "beta": (lambda: aggregators.trimmed_mean(0.5), "beta must be in [0, 0.5), got 0.5"),
     "krum": (lambda: aggregators.krum(-0.1), "byzantine must be in [0, 0.5), got -0.1"),
     "caf": (lambda: aggregators.caf(0.5), "byzantine must be in [0, 0.5), got 0.5"),
@@ -986,6 +1135,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "target": (lambda: attacks.mimic(MALICIOUS, 8), "target must be in 0..7, got 8"),
     "b": (lambda: attacks.fang_trim(MALICIOUS, 1.0), "b must be above 1 and finite, got 1.0"),
+    "knowledge": (
+        lambda: attacks.fang_trim(MALICIOUS, knowledge="none"),  # type: ignore[arg-type]
+        "knowledge must be 'full' or 'partial', got 'none'",
+    ),
     "along": (
         lambda: attacks.optimised(MALICIOUS, aggregators.mean, along="sign"),  # type: ignore[arg-type]
         "along must be 'spread' or 'mean', got 'sign'",

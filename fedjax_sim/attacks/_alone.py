@@ -51,6 +51,30 @@ class sign_flip(_Alone):
         return jnp.asarray(-self.scale, leaf.dtype) * leaf
 
 
+class scaling(_Alone):
+    r"""Sends the scaled update, :math:`\Delta_k \leftarrow \gamma\,\Delta_k`.
+
+    With γ = N/η, for a server that adds η/N times the sum of N updates, a single attacker's model
+    replaces the server's once the honest updates are small. It is for poisoned samples, such as
+    those of :func:`fedjax_sim.attacks.backdoor`.
+
+    Args:
+        malicious: ``bool[N]``.
+        factor: γ.
+
+    Raises:
+        ValueError: if factor is not positive and finite.
+
+    Source: Bagdasaryan et al. 2018 <https://arxiv.org/abs/1807.00459>, section 4.2, model
+    replacement.
+    """
+
+    factor: FinitePositive | Array
+
+    def forge(self, key: Array, leaf: Array) -> Array:
+        return jnp.asarray(self.factor, leaf.dtype) * leaf
+
+
 class gaussian(_Alone):
     r"""Sends noise instead of an update, :math:`\Delta_k \leftarrow N(0, \sigma^2 I)`.
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.attacks._together import Colluding, Seen
+from fedjax_sim.attacks._together import Colluding, Seen, moments
 from fedjax_sim.base import Aggregator, Array, Count, Need, PyTree
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT
 
+Knowledge = Literal["full", "partial"]
+Values = Callable[[Array], Array]
+"""Values in an interval of each entry of a leaf, by their place from 0 to 1, ``[*p]``."""
+
 
 class fang_trim(Colluding):
     r"""Fang et al.'s attack on the trimmed mean: values beyond the extremes of the honest ones.
+
+    With full knowledge the attackers know all updates,
 
     .. math:: \Delta_{k,j} \sim \begin{cases}
               U[\min\Delta_j - r\lvert \min\Delta_j \rvert, \min\Delta_j] & s_j > 0 \\
@@ -24,49 +33,79 @@ class fang_trim(Colluding):
 
     with minimum and maximum over the honest clients that send, and the sum over all true updates,
     the attackers' own included. r is b - 1 if that leads away from 0, and 1 - 1/b if it leads
-    towards 0, where values keep their sign. Each attacker draws its own values. It is also the
-    paper's attack on the coordinate median, and moves the mean.
+    towards 0, where values keep their sign. With partial knowledge they know their own updates
+    alone, and their mean μ and standard deviation σ stand for all,
+
+    .. math:: \Delta_{k,j} \sim \mu_j - s_j\, U[3, 4]\, \sigma_j, \qquad
+              s = \operatorname{sign} \mu
+
+    Each attacker draws its own values. It is also the paper's attack on the coordinate median, and
+    moves the mean.
 
     Args:
         malicious: ``bool[N]``.
-        b: the largest factor between a forged value and the extreme.
+        b: the largest factor between a forged value and the extreme, with full knowledge.
+        knowledge: "full" or "partial".
 
     Raises:
-        ValueError: if b is not above 1 and finite.
+        ValueError: if a setting is out of range.
 
-    Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 3.3.
+    Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 3.3, as written there. In
+    the authors' code the extremes are over the attackers' true updates too, and a value towards 0
+    is the extreme divided by U[1, b].
     """
 
     b: float = 2.0
+    knowledge: Knowledge = "full"
 
     def __post_init__(self) -> None:
         if not 1 < self.b < math.inf:
             raise ValueError(f"b must be above 1 and finite, got {self.b}")
+        if self.knowledge not in ("full", "partial"):
+            raise ValueError(f"knowledge must be 'full' or 'partial', got {self.knowledge!r}")
+
+    @property
+    def omniscient(self) -> bool:
+        return self.knowledge == "full"
 
     def forge_each(self, key: Array, seen: Seen) -> PyTree:
-        leaves, structure = jax.tree.flatten(seen.updates.params)
-        signs = jax.tree.leaves(_direction(seen))
+        params = seen.updates.params
+        if self.knowledge == "full":
+            beyond = functools.partial(self._beyond, seen.honest)
+            values = jax.tree.map(beyond, params, _direction(seen))
+        else:
+            values = jax.tree.map(_below, *moments(params, seen.hostile))
+        leaves, structure = jax.tree.flatten(params)
         forged = [
-            self._beyond(jax.random.fold_in(key, i), seen, rows, sign)
-            for i, (rows, sign) in enumerate(zip(leaves, signs, strict=True))
+            _drawn(jax.random.fold_in(key, i), seen.client, *leaf)
+            for i, leaf in enumerate(zip(leaves, jax.tree.leaves(values), strict=True))
         ]
         return jax.tree.unflatten(structure, forged)
 
-    def _beyond(self, key: Array, seen: Seen, rows: Array, sign: Array) -> Array:
-        """Returns the attackers' values of a leaf, ``[P, *p]``."""
-        honest = tree.expand(seen.honest, rows)
+    def _beyond(self, who: Array, rows: Array, sign: Array) -> Values:
+        """Returns the values of a leaf with full knowledge; ``who bool[P]`` are honest."""
+        honest = tree.expand(who, rows)
         low = jnp.min(jnp.where(honest, rows, jnp.inf), axis=0)
         high = jnp.max(jnp.where(honest, rows, -jnp.inf), axis=0)
         extreme = jnp.where(sign > 0, low, high)
         towards_zero = sign * extreme > 0
         far = jnp.where(towards_zero, 1 / self.b, self.b).astype(rows.dtype)
+        return lambda share: extreme * (1 + share * (far - 1))
 
-        def own(client: Array) -> Array:
-            own_key = jax.random.fold_in(key, client)
-            share = jax.random.uniform(own_key, extreme.shape, jnp.float32).astype(rows.dtype)
-            return extreme * (1 + share * (far - 1))
 
-        return jax.vmap(own)(seen.client)
+def _below(mean: Array, deviation: Array) -> Values:
+    """Returns the values of a leaf with partial knowledge."""
+    return lambda share: mean - jnp.sign(mean) * (3 + share) * deviation
+
+
+def _drawn(key: Array, clients: Array, rows: Array, values: Values) -> Array:
+    """Returns what the clients draw of a leaf's values, ``[P, *p]``."""
+
+    def own(client: Array) -> Array:
+        own_key = jax.random.fold_in(key, client)
+        return values(jax.random.uniform(own_key, rows.shape[1:], jnp.float32).astype(rows.dtype))
+
+    return jax.vmap(own)(clients)
 
 
 class fang_krum(Colluding):
@@ -94,7 +133,9 @@ class fang_krum(Colluding):
     Raises:
         ValueError: if a setting is out of range.
 
-    Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 3.2.
+    Source: Fang et al. 2020 <https://arxiv.org/abs/1911.11815>, section 3.2, with full knowledge
+    and all forged updates equal. The authors' code halves until λ is below 1e-5, and then sends the
+    true updates.
     """
 
     rule: Aggregator

@@ -63,7 +63,7 @@ def label_flip(data: ClientData, malicious: Malicious, classes: int) -> ClientDa
     >>> label_flip(data, np.array([False, True]), 3).relabel.tolist()
     [[0, 1, 2], [2, 1, 0]]
     """
-    _check_malicious(malicious, data)
+    check_malicious(malicious, data)
     if data.relabel is not None:
         raise ValueError("data must have its original labels, got labels that were changed before")
     honest = np.arange(classes, dtype=np.int32)
@@ -79,7 +79,7 @@ class Attack(Sending):
     forges = True
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
-        _check_malicious(self.malicious, data)
+        check_malicious(self.malicious, data)
         return ()
 
     def hostile(self, client: Array) -> Array:
@@ -87,7 +87,8 @@ class Attack(Sending):
         return jnp.append(self.malicious, False)[client]
 
 
-def _check_malicious(malicious: Malicious, data: ClientData) -> None:
+def check_malicious(malicious: Malicious, data: ClientData) -> None:
+    """Rejects malicious clients of another population."""
     if np.shape(malicious) != (data.clients,):
         raise ValueError(
             f"malicious must be bool[{data.clients}], one for each client, got "

@@ -32,8 +32,10 @@ class Seen(NamedTuple):
 class Colluding(Attack):
     """An attack of malicious clients who know each other; by default all send the same."""
 
-    omniscient = True
-    """Whether ``forge`` needs honest updates; without any, attackers send their true updates."""
+    @property
+    def omniscient(self) -> bool:
+        """Whether ``forge`` needs honest updates; without any, attackers send their true ones."""
+        return True
 
     def together(self, key: Array, updates: Variables, client: Array, sends: Array) -> Variables:
         hostile = sends & self.hostile(client)
@@ -89,11 +91,13 @@ class alie(Colluding):
 
     z: float | None = None
 
-    omniscient = False
-
     def __post_init__(self) -> None:
         if self.z is not None and not math.isfinite(self.z):
             raise ValueError(f"z must be finite, got {self.z}")
+
+    @property
+    def omniscient(self) -> bool:
+        return False
 
     def forge(self, key: Array, seen: Seen) -> PyTree:
         m = jnp.sum(seen.hostile, dtype=jnp.int32)

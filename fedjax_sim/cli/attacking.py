@@ -16,12 +16,15 @@ from fedjax_sim.base import ClientData, Sending, Task, calls
 from fedjax_sim.base.binding import argument, arguments, finder
 from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.settings import Group, setting
+from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.round import Algorithm
+from fedjax_sim.tasks import classification
 
 SENT: Mapping[str, Callable[..., Sending]] = {
     name: getattr(attacks, name)
     for name in (
         "sign_flip",
+        "scaling",
         "gaussian",
         "alie",
         "ipm",
@@ -31,18 +34,22 @@ SENT: Mapping[str, Callable[..., Sending]] = {
         "optimised",
     )
 }
-"""Attacks by what clients send; ``label_flip`` is one by what they learn from."""
+"""Attacks by what clients send."""
 
-LABEL_FLIP = "label_flip"
-GIVEN = ("malicious", "rule", "preaggregation")
+LEARNED: Mapping[str, Callable[..., Any]] = {
+    "label_flip": attacks.label_flip,
+    "backdoor": attacks.backdoor,
+}
+"""Attacks by what clients learn from."""
+
+KNOWN: Mapping[str, Callable[..., Any]] = {**SENT, **LEARNED}
+GIVEN = ("malicious", "rule", "preaggregation", "data", "test", "classes")
 """Arguments that an attack gets from the run."""
 
 
 def _parameters(name: str) -> list[inspect.Parameter]:
     """Returns the parameters of an attack that a text gives."""
-    if name == LABEL_FLIP:
-        return []
-    found = inspect.signature(SENT[name]).parameters.values()
+    found = inspect.signature(KNOWN[name]).parameters.values()
     return [p.replace(annotation=p.empty) for p in found if p.name not in GIVEN]
 
 
@@ -50,30 +57,35 @@ def forms() -> str:
     """Returns the forms of all attacks.
 
     >>> forms()[:37]
-    'sign_flip(scale=4.0), gaussian(sigma)'
+    'sign_flip(scale=4.0), scaling(factor)'
     """
-    texts = [f"{name}({', '.join(map(str, _parameters(name)))})" for name in SENT]
-    return ", ".join([*texts, LABEL_FLIP])
+    texts = [f"{name}({', '.join(map(str, _parameters(name)))})" for name in KNOWN]
+    return ", ".join(texts).replace("()", "")
 
 
-def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
-    """Returns the attack and its arguments that a text means.
+def parse_attack(text: str) -> dict[str, dict[str, Any]]:
+    """Returns the arguments of each attack that a text means.
 
     Args:
-        text: such as ``ipm`` or ``sign_flip(scale=2)``.
+        text: such as ``ipm``, ``sign_flip(scale=2)`` or ``backdoor(target=1) * scaling(10)``.
 
     Raises:
-        ValueError: if it is none; names them all.
+        ValueError: if it is none, or one is there twice; names them all.
 
-    >>> parse_attack("Optimised(mean, evaluations=8)")
-    ('optimised', {'along': 'mean', 'evaluations': 8})
+    >>> parse_attack("Label-Flip * optimised(mean, evaluations=8)")
+    {'label_flip': {}, 'optimised': {'along': 'mean', 'evaluations': 8}}
     """
-    with naming(f"must be one of {forms()}, got {text!r}"):
-        call = calls.as_call(calls.parse(text), text)
-        name = finder("attack", {name: name for name in (*SENT, LABEL_FLIP)})(call.name)
-        given = arguments(call, {p.name: p.default is p.empty for p in _parameters(name)})
-        none = finder("value", dict[str, Any]())
-        return name, {key: argument(SENT[name], key, node, none) for key, node in given.items()}
+    found: dict[str, dict[str, Any]] = {}
+    with naming(f"must be one of {forms()}, or several joined by *, got {text!r}"):
+        for node in calls.factors(text):
+            call = calls.as_call(node, text)
+            name = finder("attack", {name: name for name in KNOWN})(call.name)
+            if name in found:
+                raise ValueError(f"{name} is given twice")
+            given = arguments(call, {p.name: p.default is p.empty for p in _parameters(name)})
+            none = finder("value", dict[str, Any]())
+            found[name] = {k: argument(KNOWN[name], k, v, none) for k, v in given.items()}
+    return found
 
 
 def _checked(text: str) -> str:
@@ -95,8 +107,9 @@ class Attack(Group):
     attack: str | None = setting(
         None,
         lambda: (
-            f"what malicious clients do: {forms()}; fang_krum and optimised know the method's "
-            "aggregator, label_flip learns from wrong labels"
+            f"what malicious clients do: {forms()}, or several joined by *; fang_krum and "
+            "optimised know the method's aggregator, label_flip learns from wrong labels, backdoor "
+            "from images with a trigger, which adds the score attack_success"
         ),
         shown="none",
         metavar="TEXT",
@@ -135,18 +148,42 @@ def malicious_of(attack: Attack, clients: int) -> Malicious | None:
     return malicious
 
 
-def poisoned(attack: Attack, data: ClientData, task: Task) -> ClientData:
-    """Returns the clients' data, with wrong labels for malicious clients if that is the attack.
+def scored(attack: Attack, task: Task) -> Task:
+    """Returns the task, which also scores a backdoor if that is the attack.
 
     Raises:
-        ValueError: if there are no classes; names the flag.
+        ValueError: if the attack is for classes and there are none; names the flag.
     """
-    malicious = malicious_of(attack, data.clients)
-    if attack.attack is None or malicious is None or parse_attack(attack.attack)[0] != LABEL_FLIP:
-        return data
-    if task.classes is None:
+    named = parse_attack(attack.attack) if attack.attack else {}
+    scores = "backdoor" in named
+    fits = isinstance(task, classification) if scores else task.classes is not None
+    if named.keys() & LEARNED and not fits:
         raise ValueError(f"--attack {attack.attack} is for classes, the task is {task!r}")
-    return attacks.label_flip(data, malicious, task.classes)
+    return task.replace(backdoor=True) if scores else task
+
+
+def poisoned(
+    attack: Attack, data: ClientData, sets: Mapping[str, EvalSet | None], classes: int | None
+) -> dict[str, Any]:
+    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name.
+
+    Raises:
+        ValueError: if the attack does not fit the data; names the flag.
+    """
+    malicious, found = malicious_of(attack, data.clients), dict[str, Any](sets)
+    if attack.attack is None or malicious is None or classes is None:
+        return found | {"data": data}
+    named = parse_attack(attack.attack)
+    with naming(f"--attack {attack.attack}"):
+        if "label_flip" in named:
+            data = attacks.label_flip(data, malicious, classes)
+        if (options := named.get("backdoor")) is None:
+            return found | {"data": data}
+        for name, examples in sets.items():
+            if examples is not None:
+                both = attacks.backdoor(data, examples, malicious, classes, **options)
+                found["data"], found[name] = both
+    return found
 
 
 def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
@@ -158,23 +195,23 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     malicious = malicious_of(attack, clients)
     if attack.attack is None or malicious is None:
         return algorithm
-    name, options = parse_attack(attack.attack)
-    if name == LABEL_FLIP:
-        return algorithm
+    named = {k: v for k, v in parse_attack(attack.attack).items() if k in SENT}
     hostile = int(malicious.sum())
     numbers = jnp.int32(clients), jnp.int32(hostile)
-    if name == "alie" and "z" not in options and not hidden_shift(*numbers) > 0:
+    if "alie" in named and "z" not in named["alie"] and not hidden_shift(*numbers) > 0:
         raise ValueError(
             f"--attack {attack.attack}: the shift z is 0 for {hostile} of {clients} clients, too "
             "few to sway a majority: give alie(z=1.5), or more --attackers"
         )
     parts = algorithm.parts
     known = {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
-    taken = inspect.signature(SENT[name]).parameters
-    options |= {key: value for key, value in known.items() if key in taken}
     with naming(f"--attack {attack.attack}"):
-        part = SENT[name](malicious, **options)
-        return algorithm.replace(sending=(part, *parts.sending))
+        made = []
+        for name, options in named.items():
+            taken = inspect.signature(SENT[name]).parameters
+            own = {key: value for key, value in known.items() if key in taken}
+            made.append(SENT[name](malicious, **options, **own))
+        return algorithm.replace(sending=(*made, *parts.sending))
 
 
 def recorded(attack: Attack, clients: int) -> dict[str, Any]:

@@ -116,19 +116,22 @@ def build(config: Config) -> Setup:
     natural = dealing.takes_owners(experiment.partition, loaded)
     fraction = config.scores.test_fraction
     dataset = population(loaded, split, natural=natural, test_fraction=fraction)
-    score = config.scores.score or dataset.task.score
+    task = attacking.scored(config.attack, dataset.task)
+    score = config.scores.score or task.score
     with flagging("score"):
-        task = scoring(dataset.task, score)
+        task = scoring(task, score)
     asked = experiment.partition, experiment.clients
     deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
     partitions = dealing.make_partitions(experiment, deal, split, dataset)
     with flagging("clients", "folds", "standardise"):
         problem = make_problem(config, dataset, partitions)
-    data = attacking.poisoned(config.attack, problem.data, task)
+    sets = {"test": problem.test, "validation": problem.validation}
+    problem = problem._replace(
+        **attacking.poisoned(config.attack, problem.data, sets, task.classes)
+    )
     if (each := experiment.samples_per_round) is not None:
         with flagging("samples_per_round"):
-            data = streamed(data, each)
-    problem = problem._replace(data=data)
+            problem = problem._replace(data=streamed(problem.data, each))
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)
     name = model_for(dataset) if training.model is None else training.model

@@ -185,10 +185,10 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
     number). The columns "personal" have scores of the clients' own models, "adapted" if the
     clients never trained; where leaves stay with the clients ("own_leaves") it is the only score:
-    nobody has trained the server's. An algorithm whose summary says "diverged" has no numbers; one
-    at least must have. A peak that is not known is "-". Where there is a target, the last columns
-    have the rounds and the traffic of the runs that reached it: "not reached" is no number. With a
-    clock there are seconds too.
+    nobody has trained the server's. "attack success" is a backdoor's. An algorithm whose summary
+    says "diverged" has no numbers; one at least must have. A peak that is not known is "-". Where
+    there is a target, the last columns have the rounds and the traffic of the runs that reached it:
+    "not reached" is no number. With a clock there are seconds too.
 
     Args:
         summaries: by algorithm, see :func:`measurements`.
@@ -204,6 +204,8 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     for title, key in ((whose, f"{own}_last"), (f"{whose} validated", f"{own}_validated")):
         if any(key in s for s in finished.values()):
             columns[f"{title}{unit}"] = key
+    if "attack_success_last" in first and "attack_success" not in first["score"]:
+        columns[f"attack success{unit}"] = "attack_success_last"
     size = byte_unit(s[way] for s in finished.values() for way in ("bytes_up", "bytes_down"))
     aims = dict.fromkeys(s["target"] for s in finished.values() if "target" in s)
     timed = any("seconds" in s for s in finished.values())

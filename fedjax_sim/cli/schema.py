@@ -96,6 +96,8 @@ METHOD: Mapping[str, Check] = {
     "rounds_planned": whole,
     "traffic_ratio": maybe(number),
     "skipped": whole,
+    "attack_success_last": maybe(number),
+    "attack_success_last_std": maybe(number),
     "target": number,
     "target_rounds_per_run": many(maybe(number)),
     "target_bytes_per_run": many(maybe(number)),
@@ -142,6 +144,7 @@ TOGETHER = (
     },
     {"mu_first", "mu_last"},
     {"rounds", "score"},
+    {"attack_success_last", "attack_success_last_std"},
     {"seconds", "idle_share", "asleep", "lost", "late"},
 )
 """Sets of keys of which a method's summary has all or none."""

@@ -18,6 +18,7 @@ from fedjax_sim.attacks import (
     ipm,
     mimic,
     optimised,
+    scaling,
     sign_flip,
 )
 from fedjax_sim.base import (
@@ -53,6 +54,7 @@ __all__ = [
     "noise",
     "optimised",
     "relevant_only",
+    "scaling",
     "sign_flip",
 ]
 

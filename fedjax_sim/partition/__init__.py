@@ -1,7 +1,7 @@
 """Partitions of a data set over clients: samplers, measures of skew, reports and figures."""
 
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
-from fedjax_sim.partition._features import feature_noise, feature_rotation
+from fedjax_sim.partition._features import feature_noise, feature_rotation, label_noise
 from fedjax_sim.partition._label_free import iid, natural, power_law, quantity
 from fedjax_sim.partition._limit_label import limit_label, limit_label_q, q_sampler
 from fedjax_sim.partition._matched import matched
@@ -49,6 +49,7 @@ __all__ = [
     "iid",
     "jsd",
     "kl",
+    "label_noise",
     "label_sets",
     "label_table",
     "limit_label",

@@ -1,9 +1,9 @@
-"""Feature skew, applied to arrays before they become client data: noise or rotation by client."""
+"""Skew in features and wrong labels, applied to arrays before they become client data."""
 
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.partition.table import Partition, validate_partition
 
@@ -96,6 +96,72 @@ def feature_rotation(
     for client, rows in enumerate(_client_rows(x, partition)):
         rotated[rows] = np.rot90(x[rows], client % groups * (4 // groups), axes=(1, 2))
     return rotated
+
+
+def label_noise(
+    y: NDArray[Number],
+    partition: Partition,
+    *,
+    rate: ArrayLike,
+    classes: int,
+    kind: Literal["symmetric", "pair"] = "symmetric",
+    seed: int,
+) -> NDArray[Number]:
+    r"""Replaces labels of each client by wrong ones, each with the client's probability.
+
+    .. math:: P(\tilde y = j \mid y = i) = \begin{cases} \epsilon_k / (M - 1) & j \ne i
+              & \text{symmetric} \\ \epsilon_k & j = i + 1 \bmod M & \text{pair} \end{cases}
+
+    Test samples keep their labels if they are rows of other arrays, or come from the original y.
+
+    Args:
+        y: ``int[n]``, class labels in 0 … M - 1.
+        partition: of N clients; samples of no client are unchanged.
+        rate: ε, the probability that a label is wrong, for all clients or ``f64[N]`` by client,
+            such as ``0.4 * fs.attacks.byzantine(N, 0.3)`` for a share of them.
+        classes: M, at least 2.
+        kind: "symmetric" for any other class, "pair" for the next one.
+        seed: random seed.
+
+    Returns:
+        A copy of y with the same shape and dtype.
+
+    Raises:
+        ValueError: if a setting or a label is out of range, or a sample belongs to several clients.
+
+    Source: Han et al. 2018 <https://arxiv.org/abs/1804.06872>, section 4; with rates by client Xu
+    et al. 2022 <https://arxiv.org/abs/2204.04677>, section 4.1.
+
+    Example:
+        >>> from fedjax_sim.partition import partition_from_lists
+        >>> clients = partition_from_lists([[0, 1], [2, 3]])
+        >>> y = np.array([0, 2, 0, 2])
+        >>> label_noise(y, clients, rate=[0, 1], classes=3, kind="pair", seed=0).tolist()
+        [0, 2, 1, 0]
+    """
+    rates = np.asarray(rate, np.float64)
+    clients = partition.sizes.size
+    if rates.shape not in ((), (clients,)) or not ((rates >= 0) & (rates <= 1)).all():
+        raise ValueError(
+            f"rate must be a number in [0, 1], or one for each of {clients} clients, got {rate!r}"
+        )
+    if kind not in ("symmetric", "pair"):
+        raise ValueError(f"kind must be 'symmetric' or 'pair', got {kind!r}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    if classes < 2:
+        raise ValueError(f"classes must be at least 2, got {classes}")
+    if y.ndim != 1 or y.dtype.kind not in "iu" or not np.isin(y, np.arange(classes)).all():
+        raise ValueError(
+            f"y must be integers [n] in 0..{classes - 1}, got {np.array2string(y, threshold=6)}"
+        )
+    rng, noisy = np.random.default_rng(seed), y.copy()
+    each = np.broadcast_to(rates, clients)
+    for rows, chance in zip(_client_rows(y, partition), each, strict=True):
+        wrong = rng.random(rows.size) < chance
+        steps = rng.integers(1, classes, rows.size) if kind == "symmetric" else 1
+        noisy[rows] = np.where(wrong, (y[rows].astype(np.int64) + steps) % classes, y[rows])
+    return noisy
 
 
 def _client_rows(x: NDArray[Number], partition: Partition) -> list[NDArray[np.int32]]:

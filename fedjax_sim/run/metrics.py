@@ -175,7 +175,7 @@ def _count(task: Task, losses: Array, answers: PyTree, examples: EvalSet) -> Cou
     y, clients = examples.y[examples.index], examples.clients
     weight = jnp.ones(len(y), jnp.int32) if task.weight is None else task.weight(y)
     if task.weight is not None:
-        losses = losses * weight.astype(losses.dtype)
+        losses = jnp.where(weight > 0, losses * weight.astype(losses.dtype), 0)
 
     def sums(group: Array, groups: int) -> Sums:
         loss, total = add_up((losses, weight), group, groups)

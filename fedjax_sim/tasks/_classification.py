@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Array, Count, Metric, Sums, Task
+from fedjax_sim.base import Array, Count, Metric, SampleWeight, Sums, Task
 from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import cross_entropy
-from fedjax_sim.tasks.sums import SHARE, Floats, mean_known, ratio
+from fedjax_sim.tasks.sums import SHARE, Floats, add_up, mean_known, ratio
 from fedjax_sim.tasks.tally import MOST_RANKED, WIN_BITS, Tally, rank_wins, tally
 
 
@@ -35,13 +35,16 @@ class classification(Task):
     of them correct, and the Mann-Whitney statistic U_y. Scores are ``accuracy``, which leads;
     ``f1``, weighted by class; and ``auc``, the area under the ROC curve, for more than two classes
     the unweighted mean of one class against the rest. y is ``int32[n]`` in 0 … M - 1, outputs are
-    ``[B, M]``.
+    ``[B, M]``. With ``backdoor`` test sets also have samples that carry a trigger, whose y is M + t
+    if the attackers want the class t. ``attack_success``, of which the lowest is best, is the
+    share of them that is classified as t; all other scores and the loss ignore them.
 
     Args:
         classes: M.
         auc: whether to compute the area under the ROC curve, which sorts the sets, once for two
             classes and M times for more (10,000 samples in 2 ms on a CPU core); None: only for two
             classes.
+        backdoor: whether to score a backdoor, see :func:`fedjax_sim.attacks.backdoor`.
 
     Raises:
         ValueError: if classes is not positive.
@@ -54,6 +57,7 @@ class classification(Task):
     classes: Count
     _: dataclasses.KW_ONLY
     auc: bool | None = None
+    backdoor: bool = False
 
     loss = staticmethod(cross_entropy)
 
@@ -67,7 +71,8 @@ class classification(Task):
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        return dict.fromkeys(("accuracy", "f1", *(["auc"] if self._ranked else [])), SHARE)
+        found = dict.fromkeys(("accuracy", "f1", *(["auc"] if self._ranked else [])), SHARE)
+        return found | ({"attack_success": Metric("lowest", percent=True)} if self.backdoor else {})
 
     @property
     def on_request(self) -> Mapping[str, Task]:
@@ -81,17 +86,29 @@ class classification(Task):
         if y.ndim != 1 or not jnp.issubdtype(y.dtype, jnp.integer):
             raise ValueError(f"{name} must be integers [n], the classes, got {array_type(y)}")
         low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= self.classes:
+        triggers = self.backdoor and not name.startswith("data.")  # clients learn classes
+        most = (2 if triggers else 1) * self.classes - 1
+        if low < 0 or high > most:
             raise ValueError(
-                f"{name} must be in 0 to {self.classes - 1}, as classes is {self.classes}, "
-                f"got {low} to {high}"
+                f"{name} must be in 0 to {most}, as classes is {self.classes}, got {low} to {high}"
             )
+
+    @property
+    def weight(self) -> SampleWeight | None:
+        return (lambda y: (y < self.classes).astype(jnp.int32)) if self.backdoor else None
 
     def answers(self, outputs: Array, y: Array) -> _Answers:
         predicted = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
         return _Answers(predicted, _ranking(outputs) if self._ranked else ())
 
     def sums(self, answers: _Answers, y: Array, group: Array, groups: int) -> Tally:
+        if self.backdoor:
+            triggered = y >= self.classes
+            fooled = triggered & (answers.predicted == y - self.classes)
+            clean = jnp.where(triggered, groups, group)
+            made = self.replace(backdoor=False).sums(answers, y, clean, groups)
+            found = add_up((fooled, triggered), group, groups)
+            return made._replace(fooled=found[0], triggered=found[1])
         made = tally(answers.predicted, y, group, groups=groups, classes=self.classes)
         if not self._ranked:
             return made
@@ -115,7 +132,11 @@ class classification(Task):
         n = total.sum(axis=-1)
         f1 = ratio((total * np.nan_to_num(ratio(2 * correct, total + predicted))).sum(axis=-1), n)
         found = {"accuracy": ratio(correct.sum(axis=-1), n), "f1": f1}
-        return found if counts.wins is None else found | {"auc": _auc(counts.wins, total)}
+        if counts.wins is not None:
+            found["auc"] = _auc(counts.wins, total)
+        if counts.triggered is not None:
+            found["attack_success"] = ratio(counts.fooled, counts.triggered)
+        return found
 
 
 def _ranking(logits: Array) -> Array:

@@ -19,12 +19,16 @@ class Tally(NamedTuple):
         total: ``int32[G, M]``, samples by class.
         wins: ``uint32[G, C, 2]`` or None, :math:`2U` of :func:`rank_wins` for every ranked class:
           the second of two classes, or each of more.
+        fooled: ``int32[G]`` or None, samples with a trigger that are classified as it wants.
+        triggered: ``int32[G]`` or None, samples with a trigger; they count nowhere else.
     """
 
     correct: Array
     predicted: Array
     total: Array
     wins: Array | None
+    fooled: Array | None = None
+    triggered: Array | None = None
 
 
 WIN_BITS = 11

@@ -21,6 +21,7 @@ from fedjax_sim.cli.reporting.compare import (
 )
 from fedjax_sim.cli.reporting.read import Floats, Trial
 from fedjax_sim.cli.reporting.statistics import Difference, holm
+from fedjax_sim.tasks.sums import SHARE
 
 T = TypeVar("T")
 MOMENTS: tuple[Moment, ...] = ("final", "validated", "validation")
@@ -96,6 +97,13 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
             known = one is not None and len(one.values) > 0
             row["difference"] = _gain(one, metric) if one is not None and known else "-"
             row["p"] = chance(one.p) if one is not None and known else "-"
+        success = trial.summary.get("attack_success_last")
+        if success is not None and "attack_success" not in trial.score:
+            std = trial.summary["attack_success_last_std"]
+            several = trial.runs > 1
+            row["attack success %"] = (
+                with_std(success, std, SHARE) if several else number(success, SHARE)
+            )
         began = len(trial.rounds) > 0
         ratio = trial.summary.get("traffic_ratio")
         row["rounds"] = str(trial.rounds[-1]) if began else "-"
