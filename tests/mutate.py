@@ -67,6 +67,7 @@ ADAPTIVE, FAVOR = tests("adaptive_steps"), tests("favor")
 HYBRID, BOOST, FD = tests("hybrid_fl"), tests("loadaboost"), tests("fd")
 FEDMD, XOR, DADA = tests("fedmd"), tests("xor_mixup"), tests("dada")
 SCOUT = tests("skewscout")
+HIERARCHY, MIXTURE = tests("hierarchy"), tests("personalised") + " -k=better"
 REUSE = tests("reuse")
 DISTILLED = tests("distillation")
 CLUSTERS, DATA = tests("clustering"), tests("data_side", "inputs")
@@ -619,6 +620,8 @@ MUTANTS = [
         ROUND,
     ),
     Mutant("server/broadcast.py", "(state.updates - age) %", "state.updates %", SERVER),
+    Mutant("plan/hierarchy.py", "count[None], 0)", "count[:, None], 0)", HIERARCHY),
+    Mutant("server/collaborative.py", "total(old) - jax.lax", "total(own) - jax.lax", MIXTURE),
     Mutant(
         "server/broadcast.py",
         "oldest + 1, jnp.int32",
