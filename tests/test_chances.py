@@ -17,6 +17,7 @@ from fed import water_filled
 import fedjax_sim as fs
 from fedjax_sim.base import ClientData, Variables
 from fedjax_sim.engine.chances import inclusion, systematic
+from fedjax_sim.engine.streams import Round, stream
 
 N, M, DRAWS = len(SIZES), 3, 20_000
 KEYS = jax.random.split(jax.random.key(5), DRAWS)
@@ -232,6 +233,35 @@ def test_clients_that_do_not_send_upload_a_number() -> None:
         assert traffic.message == 4 * numbers
     _, _, metrics = moved(algorithm)
     assert int(metrics.uploads) < int(metrics.downloads) == M
+
+
+def test_both_probabilities_divide_a_weight() -> None:
+    """Clients drawn with P, each of whom sends by its coin: the sum in NumPy."""
+    algorithm = composed(
+        selection=fs.selection.with_replacement(P),
+        weighting=UNBIASED,
+        sending=(fs.sending.by_norm(1.5),),
+    )
+    start = first_weights(fs.models.logistic((6,), 3))
+    state = algorithm.init(jax.random.key(0), start, data())
+    w = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(start)]).astype(np.float64)
+    step, uploads = jax.jit(algorithm.step), set[int]()
+    for seed in range(4):
+        key = jax.random.key(seed)
+        after, metrics = step(key, state, data())
+        cohort = metrics.client.tolist()
+        updates = np.array([-0.1 * (w - float(data().start[k])) for k in cohort])
+        weights = np.array([SIZES[k] / (M * P[k]) for k in cohort])
+        p = water_filled(weights * np.linalg.norm(updates, axis=1), 1.5)
+        own = [jax.random.fold_in(stream(key, Round.SENDING), k) for k in cohort]
+        sent = np.array([float(jax.random.uniform(k)) for k in own]) < p
+        wanted = np.where(sent, weights / p, 0) @ updates / np.sum(SIZES)
+        leaves = jax.tree.leaves(fs.tree.subtract(after.server, start))
+        found = np.concatenate([np.ravel(leaf) for leaf in leaves])
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
+        assert int(metrics.uploads) == sent.sum()
+        uploads.add(int(sent.sum()))
+    assert len(uploads) > 1
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
