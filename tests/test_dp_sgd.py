@@ -189,14 +189,16 @@ def test_a_control_variate_is_made_of_private_gradients() -> None:
 
     optimizer = optax.GradientTransformationExtraArgs(sgd.init, update)
     terms = (corrections.scaffold(),)
-    private = fs.local_sgd(RISK, optimizer, batch_size=B, private=PRIVATE, corrections=terms)
+    steps = fs.local.dp_sgd(1e-3, 0.1)
+    private = fs.local_sgd(RISK, optimizer, batch_size=B, private=steps, corrections=terms)
     end = visit(private)
     assert seen == {"key"}
     assert int(end.info.steps) == 4
     moved = jax.tree.map(lambda w, v: (w - v) / (LR * 4), START_AT.params, end.variables.params)
     (variate,) = end.message.corrections
+    assert 0 < float(fs.tree.norm(variate)) < 1e-3 * (12 / 3 + 1)  # all clipped, and some noise
     for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(variate), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-6)
 
 
 BIASED = fs.empirical_risk(MODEL, adjust=fs.terms.balanced(3))
