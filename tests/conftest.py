@@ -28,7 +28,7 @@ def supported(flag: str) -> bool:
 
 # Most of a test is compiling, and XLA compiles small programs 2.5 times as fast without the passes
 # that make large ones run fast, and without splitting them to compile the parts in parallel. What
-# users run is compiled as they have it by test_users.py, the main command and the notebooks.
+# users run is compiled as they have it by test_users.py and the commands of .ci/run.
 if "XLA_FLAGS" not in os.environ:  # the workers of pytest-xdist have it from the first process
     quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
     if supported(emitters := "--xla_cpu_use_fusion_emitters=false"):
@@ -58,11 +58,16 @@ LOCAL = ("127.", "localhost", "::1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Examples that train take 5 to 10 s each: all but FedAvg's run with the slow tests."""
+    """One example of each file of methods trains, of 2 s; tests/test_methods.py traces them all."""
+    seen, kept = set[Path](), []
     for item in items:
-        trains = "algorithms" in item.path.parts or item.path.parts[-2:] == ("cli", "loading.py")
-        if trains and item.path.stem != "_fedavg":
+        of_methods = "algorithms" in item.path.parts
+        if of_methods or item.path.parts[-2:] == ("cli", "loading.py"):
             item.add_marker(pytest.mark.slow)
+        if not of_methods or item.path not in seen:
+            kept.append(item)
+        seen.add(item.path)
+    items[:] = kept
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,9 @@
 """Random mutants: ``python tests/mutants.py --seed 0 --count 150`` prints which ones tests kill.
 
-A mutant changes one operator, condition or number of the package. It runs the tests that execute
-the changed line, then their files, until a test fails. Which tests execute which line is recorded
-once, one test file after another, in the folder ``RECORDS``: delete it after larger changes.
+A mutant changes one operator, condition or number of the package, or leaves out one argument that
+is given by its name. It runs the tests that execute the changed line, then their files, until a
+test fails. Which tests execute which line is recorded once, one test file after another, in the
+folder ``RECORDS``: delete it after larger changes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
     source = file.read_bytes()
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
 
-    def span(node: ast.expr) -> tuple[int, int]:
+    def span(node: ast.expr | ast.keyword) -> tuple[int, int]:
         begin, end = starts[node.lineno - 1], starts[(node.end_lineno or 0) - 1]
         return begin + node.col_offset, end + (node.end_col_offset or 0)
 
@@ -85,6 +86,8 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
                 yield from change(node.lineno, *span(node), str(value + 1))
             case ast.Constant(value=float(value)):
                 yield from change(node.lineno, *span(node), str(2 * value or 1.0))
+            case ast.keyword(arg=str()):
+                yield from change(node.lineno, *span(node), "**{}")  # as if it were not given
         for left, right, operator in pairs:
             old, *new = OPERATORS.get(type(operator), [""])
             begin = source.index(old.encode(), span(left)[1], span(right)[0])

@@ -41,14 +41,15 @@ ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
 OTHERS = (
-    "adaptive_steps", "apfl", "cmfl", "fd", "fedadmm", "fedala", "fedavg_top_k", "fedmd", "fedper",
-    "fedproto", "fedrep", "stc",
+    "adaptive_steps", "apfl", "cmfl", "fd", "fedadmm", "fedala", "fedper", "fedproto", "stc",
 )  # fmt: skip
 ELSEWHERE = ("ditto", "scaffold")
 """Methods of the other tests here."""
-LAYERED = ("fedala", "fedper", "fedproto", "fedrep")
+LAYERED = ("fedala", "fedper", "fedproto")
 """They tell the layers of a network apart."""
-ALIKE = ("fedbn", "feddyn", "fedlesam", "fedrod", "lg_fedavg", "moon")
+ALIKE = (
+    "fedavg_top_k", "fedbn", "feddyn", "fedlesam", "fedmd", "fedrep", "fedrod", "lg_fedavg", "moon"
+)  # fmt: skip
 """Their clients keep other arrays by the same parts: what a round changes, leaves of the model."""
 
 

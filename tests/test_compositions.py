@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 
-import numpy as np
 import pytest
 from composing import (
     LOCAL,
@@ -43,11 +43,19 @@ def apart(*given: Part) -> bool:
     return len(given) == 2 and (roles <= ROWS or not roles.isdisjoint(AFTER))
 
 
-def check(*given: Part) -> bool:
-    """Whether the parts fit together; then each that bears marks does something."""
+def fits(*given: Part) -> fs.Algorithm | None:
+    """The composition of parts, unless it is refused."""
     made = refusal(*given)
-    if isinstance(made, str) or not any(map(bears_marks, given)) or apart(*given):
-        return not isinstance(made, str)
+    return None if isinstance(made, str) else made
+
+
+def traces(*given: Part) -> bool:
+    """Whether a trace shows more of the parts than that they fit together."""
+    return any(map(bears_marks, given)) and not apart(*given)
+
+
+def check(made: fs.Algorithm, *given: Part) -> None:
+    """Each part that bears marks does something."""
     if not any({part.role, *part.beside} & {*LOCAL} for part in given):
         made = made.replace(local=one_step())  # less to trace
     try:
@@ -55,38 +63,54 @@ def check(*given: Part) -> bool:
     except ValueError as error:
         if not str(error).startswith(AT_THE_START):
             raise
-        return False
+        return
     for i, part in enumerate(given):
         assert f"part {i}" in found or not bears_marks(part), (part, "does nothing in", given)
-    return True
 
 
 def test_an_attack_on_no_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it were not refused."""
     attack, nothing = part_named("sending alie"), part_named("exchange nothing")
-    assert not check(attack, nothing)
-    assert check(attack, part_named("exchange own"))
+    assert fits(attack, nothing) is None
     monkeypatch.setattr("fedjax_sim.round.fit._derived", lambda parts: ())
+    made = fits(attack, nothing)
+    assert made is not None
     with pytest.raises(AssertionError, match="sending alie, 'does nothing in'"):
-        check(attack, nothing)
+        check(made, attack, nothing)
 
 
 @pytest.mark.parametrize("part", PART_LIST, ids=repr)
 def test_every_part_fits_what_it_needs(part: Part) -> None:
-    assert isinstance(refusal(part), fs.Algorithm)
+    assert fits(part)
 
 
-SEED, SAMPLE, PIECES = 36, 200, 12
+SEED, SAMPLE = 36, 100
 
 
 def test_some_pairs() -> None:
-    fit = [check(*pair) for pair in random.Random(SEED).sample(PAIRS, SAMPLE)]
-    assert 0.6 < np.mean(fit) < 0.9
+    """A quarter is refused."""
+    refused = 0
+    for pair in random.Random(SEED).sample(PAIRS, SAMPLE):
+        made = fits(*pair)
+        refused += made is None
+        if made and traces(*pair):
+            check(made, *pair)
+    assert 0.1 < refused / SAMPLE < 0.4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_every_pair(piece: int) -> None:
-    """A quarter is refused."""
-    fit = [check(*pair) for pair in PAIRS[piece::PIECES]]
-    assert 0.6 < np.mean(fit) < 0.9
+@pytest.mark.parametrize("role", dict.fromkeys(one.role for one, _ in PAIRS))
+def test_every_pair(role: str) -> None:
+    """Each is composed; each part is traced with one that fits of every other role.
+
+    ``EVERY_PAIR=1 pytest -m slow tests/test_compositions.py`` traces all that fit.
+    """
+    pairs = [pair for pair in PAIRS if pair[0].role == role]
+    random.Random(SEED).shuffle(pairs)
+    seen = set[str]()
+    for one, other in pairs:
+        made = fits(one, other)
+        new = {f"{one} {other.role}", f"{other} {one.role}"} - seen
+        if made and traces(one, other) and (new or "EVERY_PAIR" in os.environ):
+            check(made, one, other)
+            seen |= new

@@ -31,6 +31,7 @@ from conftest import (
     make_federation,
     play,
     promising,
+    some_slow,
 )
 
 import fedjax_sim as fs
@@ -356,33 +357,9 @@ PARTS: dict[str, dict[str, Make]] = {
 }
 
 
-LOOPS = {
-    "Clock": PARTS["Clock"].keys(),  # a whole round
-    "LocalUpdate": PARTS["LocalUpdate"].keys() - {"local_sgd"},
-    "Broadcast": {"ifca", "dynamic", "first_order"},
-    "Finish": {"calibrated"},
-    "PreAggregation": {"trust", "suspicion"},
-    "Selection": {"deep_q"},
-    "Server": {"distilled", "train_beside", "train_on_root"},
-    "Diagnostic": {"central_divergence", "gradient_dissimilarity"},
-}
-
-
 def cases(kind: str) -> pytest.MarkDecorator:
-    """Every part of a kind under jit, and (slow, each operation is compiled alone) without.
-
-    What is a loop of training or scoring is one program either way: such parts are looked at once.
-    """
-    plain = () if kind in ("Schedule", "Weighting", "Refresh") else pytest.mark.slow
-    ways: list[tuple[str, Any, Any]] = [("plain", lambda f: f, plain), ("jit", jax.jit, ())]
-    return pytest.mark.parametrize(
-        ("make", "run"),
-        [
-            pytest.param(make, run, id=f"{name}, {way}", marks=marks)
-            for name, make in PARTS[kind].items()
-            for way, run, marks in ways[name in LOOPS.get(kind, ()) :]
-        ],
-    )
+    """Every part of a kind."""
+    return pytest.mark.parametrize("make", PARTS[kind].values(), ids=list(PARTS[kind]))
 
 
 def makes(value: Any, kind: str) -> bool:
@@ -481,39 +458,39 @@ NOON = base.Now(jnp.int32(43_200), jnp.float32(0.5))
 
 
 @cases("Law")
-def test_law(make: Make, run: Any) -> None:
+def test_law(make: Make) -> None:
     """Of each client alone: whoever else is asked."""
     law = make()
     client = jnp.array([5, 0, N, 3], jnp.int32)
-    numbers = run(law)(KEY, client, NOON)
+    numbers = jax.jit(law)(KEY, client, NOON)
     chex.assert_shape(numbers, (4,))
     chex.assert_type(numbers, jnp.float32)
     assert (numbers > 0).all()
-    assert run(law)(KEY, client[::-1], NOON).tolist() == numbers[::-1].tolist()
-    assert run(law)(KEY, client[1:2], NOON).tolist() == numbers[1:2].tolist()
+    assert jax.jit(law)(KEY, client[::-1], NOON).tolist() == numbers[::-1].tolist()
+    assert jax.jit(law)(KEY, client[1:2], NOON).tolist() == numbers[1:2].tolist()
 
 
 @cases("Availability")
-def test_availability(make: Make, run: Any) -> None:
+def test_availability(make: Make) -> None:
     client = jnp.arange(N, dtype=jnp.int32)
-    awake = run(make())(jax.random.split(KEY, N), client, NOON)
+    awake = jax.jit(make())(jax.random.split(KEY, N), client, NOON)
     chex.assert_shape(awake, (N,))
     chex.assert_type(awake, bool)
 
 
 @cases("Link")
-def test_link(make: Make, run: Any) -> None:
+def test_link(make: Make) -> None:
     link = make()
     for law in (link.up, link.down):
-        rates = run(lambda *of_clients, law=law: base.evaluate_law(law, *of_clients))
+        rates = jax.jit(lambda *of_clients, law=law: base.evaluate_law(law, *of_clients))
         chex.assert_shape(rates(KEY, jnp.arange(N, dtype=jnp.int32), NOON), (N,))
 
 
 @cases("Clock")
-def test_clock(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_clock(make: Make, crowd: ClientData, start: Variables) -> None:
     algorithm = composed(clock=make())
     before = algorithm.init(KEY, start, crowd)
-    after, metrics = run(algorithm.step)(KEY, before, crowd)
+    after, metrics = jax.jit(algorithm.step)(KEY, before, crowd)
     same_form(after, before)
     chex.assert_shape(jax.tree.leaves(metrics.time), ())
     chex.assert_type(list(metrics.time), [float] * 4 + [int] * 4)
@@ -524,7 +501,7 @@ def test_clock(make: Make, run: Any, crowd: ClientData, start: Variables) -> Non
 
 
 @cases("Selection")
-def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_selection(make: Make, crowd: ClientData, start: Variables) -> None:
     part = make()
     execution = fs.make_execution(devices=1)
     before = part.init(start, crowd, execution)
@@ -532,21 +509,21 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     free = jnp.array([True, False, True, True]) if part.sticky else jnp.ones(SLOTS, bool)
     told = before
     if part.poll is not None:
-        asked = run(part.poll)(KEY, before, crowd)
+        asked = jax.jit(part.poll)(KEY, before, crowd)
         chex.assert_type(asked, jnp.int32)
         assert len({*asked.tolist()}) == len(asked)
         answers: Any = ()
         if part.ask is not None:
             answers = jnp.stack([part.ask(start, view(crowd, int(k))) for k in asked])
-        told = run(part.record_answers)(before, asked, answers)
+        told = jax.jit(part.record_answers)(before, asked, answers)
         same_form(told, before)
-    clients, after = run(part.draw)(KEY, told, crowd, last, free, visited)
+    clients, after = jax.jit(part.draw)(KEY, told, crowd, last, free, visited)
     if part.timed is not None:
         outlook = base.Outlook(
             lambda client, uploads: jnp.ones(len(client)), lambda client: client < N, math.inf
         )
         timed = lambda *given: part.timed(*given, outlook)  # noqa: E731
-        clients, after = run(timed)(KEY, told, crowd, last, free, visited)
+        clients, after = jax.jit(timed)(KEY, told, crowd, last, free, visited)
     chex.assert_shape(clients, (SLOTS,))
     chex.assert_type(clients, jnp.int32)
     assert ((clients >= 0) & (clients <= N)).all()
@@ -560,11 +537,11 @@ def test_selection(make: Make, run: Any, crowd: ClientData, start: Variables) ->
     extra = dict.fromkeys((*part.reads, "seconds"), jnp.ones(ROWS))
     info = LocalInfo(jnp.zeros(ROWS), count, count, extra)
     rows = jnp.full(ROWS, N, jnp.int32).at[:SLOTS].set(clients)
-    same_form(run(part.update)(after, rows, info), before)
+    same_form(jax.jit(part.update)(after, rows, info), before)
 
 
 @cases("Flight")
-def test_flight(make: Make, run: Any) -> None:
+def test_flight(make: Make) -> None:
     part = make()
     assert part.period >= 1
     assert part.collected(SLOTS) == SLOTS
@@ -572,7 +549,7 @@ def test_flight(make: Make, run: Any) -> None:
     assert kind.shape == (SLOTS,)
     assert kind.dtype == np.int32
     for t in range(-1, 6):
-        due = run(lambda t: part.due(t, SLOTS))(jnp.int32(t))
+        due = jax.jit(lambda t: part.due(t, SLOTS))(jnp.int32(t))
         chex.assert_shape(due, (SLOTS,))
         chex.assert_type(due, bool)
         for group in set(kind.tolist()):  # due together
@@ -580,7 +557,7 @@ def test_flight(make: Make, run: Any) -> None:
 
 
 @cases("Redistribution")
-def test_redistribution(make: Make, run: Any, start: Variables) -> None:
+def test_redistribution(make: Make, start: Variables) -> None:
     part, order = make(), jnp.array([2, 0, 3, 1, SLOTS, SLOTS], jnp.int32)
     count = jnp.arange(SLOTS, dtype=jnp.int32)
     info = LocalInfo(count.astype(jnp.float32), count, count)
@@ -591,7 +568,7 @@ def test_redistribution(make: Make, run: Any, start: Variables) -> None:
         moves = part(key, SLOTS)
         return moves.take(slots, order), moves.received()
 
-    taken, received = run(moved)(KEY, slots)
+    taken, received = jax.jit(moved)(KEY, slots)
     same_form(taken, jax.tree.map(lambda a: jnp.zeros((len(order), *a.shape[1:]), a.dtype), slots))
     chex.assert_shape(received, (SLOTS,))
     chex.assert_type(received, jnp.int32)
@@ -599,7 +576,7 @@ def test_redistribution(make: Make, run: Any, start: Variables) -> None:
 
 
 @cases("LearnedRedistribution")
-def test_learned_redistribution(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_learned_redistribution(make: Make, crowd: ClientData, start: Variables) -> None:
     part, order = make(), jnp.array([2, 0, 3, 1, SLOTS, SLOTS], jnp.int32)
     count = jnp.arange(SLOTS, dtype=jnp.int32)
     extra = {name: count.astype(jnp.float32) for name in part.reads}
@@ -611,7 +588,7 @@ def test_learned_redistribution(make: Make, run: Any, crowd: ClientData, start: 
         return moves.take(slots, order), moves.received(), state
 
     before = part.init(SLOTS, crowd)
-    taken, received, after = run(moved)(KEY, before, slots)
+    taken, received, after = jax.jit(moved)(KEY, before, slots)
     same_form(taken, jax.tree.map(lambda a: jnp.zeros((len(order), *a.shape[1:]), a.dtype), slots))
     chex.assert_shape(received, (SLOTS,))
     chex.assert_type(received, jnp.int32)
@@ -623,15 +600,15 @@ def test_learned_redistribution(make: Make, run: Any, crowd: ClientData, start: 
 
 
 @cases("LocalUpdate")
-def test_local_update(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_local_update(make: Make, crowd: ClientData, start: Variables) -> None:
     local = make()
     own, common = local.client_state(start), local.shared_state(start)
-    train, reduce = run(local.train), run(reducing(local))
+    train, reduce = jax.jit(local.train), jax.jit(reducing(local))
     before = common
     for client, samples in ((3, SIZES[3]), (N, 0)):  # N is no client
         visit = dataclasses.replace(view(crowd, client), round=jnp.int32(0), coin=KEY)
         if local.survey is not None:
-            answer = run(local.survey.ask)(KEY, start, visit, own, before)
+            answer = jax.jit(local.survey.ask)(KEY, start, visit, own, before)
             chex.assert_tree_all_finite(answer)
             common = local.survey.tell(before, answer)
         trained = train(KEY, start, visit, own, common)
@@ -661,9 +638,9 @@ def reducing(part: Any) -> Callable[..., Any]:
 
 
 @cases("DrawnSteps")
-def test_drawn_steps(make: Make, run: Any) -> None:
+def test_drawn_steps(make: Make) -> None:
     part = make()
-    draw = run(part.draw)
+    draw = jax.jit(part.draw)
     for seed in range(20):
         steps = draw(jax.random.key(seed), ())
         chex.assert_shape(steps, ())
@@ -672,14 +649,14 @@ def test_drawn_steps(make: Make, run: Any) -> None:
 
 
 @cases("Correction")
-def test_correction(make: Make, run: Any, start: Variables) -> None:
+def test_correction(make: Make, start: Variables) -> None:
     part, w = make(), start.params
     own, common = part.client_state(w), part.shared_state(w)
     context = context_of(w)
     before = common
     if part.ask is not None:
         common = part.tell(common, part.ask(lambda: w, context))
-    same_form(run(part.direction)(w, w, context, own, common), w)
+    same_form(jax.jit(part.direction)(w, w, context, own, common), w)
     info = LocalInfo(jnp.float32(1), jnp.int32(3), jnp.int32(9))
 
     def finish(path: Any) -> Any:
@@ -687,14 +664,14 @@ def test_correction(make: Make, run: Any, start: Variables) -> None:
             w, context, own, common, Done(info, lambda: w, path if part.path else None)
         )
 
-    kept, message = run(finish)(w)
+    kept, message = jax.jit(finish)(w)
     same_form(kept, own)
     sent = jax.tree.map(lambda a: jnp.stack([a, (a * 0).astype(a.dtype)]), message)
     sent = jax.tree.map(
         lambda a: a.at[1].set(jnp.nan) if jnp.issubdtype(a.dtype, jnp.floating) else a, sent
     )
     for rows in ([9, 0], [0, 0]):
-        reduced = run(reducing(part))(common, sent, jnp.array(rows, jnp.int32))
+        reduced = jax.jit(reducing(part))(common, sent, jnp.array(rows, jnp.int32))
         same_form(reduced, before)
         if any(rows):
             chex.assert_tree_all_finite(reduced)
@@ -719,7 +696,7 @@ TARGETS: dict[str, Callable[[np.random.Generator, base.Task], np.ndarray]] = {
 
 
 @cases("Task")
-def test_task(make: Make, run: Any) -> None:
+def test_task(make: Make) -> None:
     """A group's sums are those of its samples alone; what is of no group may be NaN."""
     task, rng = make(), np.random.default_rng(0)
     y = TARGETS[known(task.origin).name](rng, task)
@@ -735,13 +712,13 @@ def test_task(make: Make, run: Any) -> None:
         loss, total = fs.tasks.add_up(kept, group, groups)
         return base.Sums(loss, total, task.sums(task.answers(outputs, y), y, group, groups))
 
-    together = run(functools.partial(sums, groups=3))(outputs, y, group)
+    together = jax.jit(functools.partial(sums, groups=3))(outputs, y, group)
     scores = task.scores(jax.tree.map(np.asarray, together))
     assert set(scores) == set(task.metrics)
     assert task.score in task.metrics
     for g in range(3):
         mine = group == g
-        alone = run(functools.partial(sums, groups=1))(outputs, y, (~mine).astype(np.int32))
+        alone = jax.jit(functools.partial(sums, groups=1))(outputs, y, (~mine).astype(np.int32))
         same_form(jax.tree.map(lambda a, g=g: a[g], together), jax.tree.map(lambda a: a[0], alone))
         for name, values in task.scores(jax.tree.map(np.asarray, alone)).items():
             np.testing.assert_allclose(scores[name][g], values[0], rtol=1e-5, err_msg=name)
@@ -750,10 +727,10 @@ def test_task(make: Make, run: Any) -> None:
 
 
 @cases("Transform")
-def test_transform(make: Make, run: Any, crowd: ClientData) -> None:
+def test_transform(make: Make, crowd: ClientData) -> None:
     part = make()
     batch = minibatch(part.origin.name, crowd)
-    out = run(part)(KEY, batch, view(crowd, 1, peers=True))
+    out = jax.jit(part)(KEY, batch, view(crowd, 1, peers=True))
     same_form(out._replace(peer=None), batch)
     if out.peer is not None:
         chex.assert_shape(out.peer.x, batch.x.shape[1:])
@@ -761,18 +738,18 @@ def test_transform(make: Make, run: Any, crowd: ClientData) -> None:
 
 
 @cases("Objective")
-def test_objective(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_objective(make: Make, crowd: ClientData, start: Variables) -> None:
     batch = mixup.peer_means(3)(KEY, minibatch("", crowd), view(crowd, 1, peers=True))
     context = context_of(start.params)._replace(memory=start, client=view(crowd, 1))
-    loss, state = run(make())(start.params, start.state, batch, context)
+    loss, state = jax.jit(make())(start.params, start.state, batch, context)
     chex.assert_shape(loss, ())
     chex.assert_type(loss, jnp.float32)
     same_form(state, start.state)
 
 
 @cases("Score")
-def test_score(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
-    scored = run(make())
+def test_score(make: Make, crowd: ClientData, start: Variables) -> None:
+    scored = jax.jit(make())
     for client in (4, N):
         value = scored(start, view(crowd, client))
         chex.assert_shape(value, ())
@@ -781,24 +758,24 @@ def test_score(make: Make, run: Any, crowd: ClientData, start: Variables) -> Non
 
 
 @cases("Compressor")
-def test_compressor(make: Make, run: Any) -> None:
+def test_compressor(make: Make) -> None:
     part, x = make(), jax.random.normal(KEY, (50,))
-    got = run(part.compress)(KEY, x)
+    got = jax.jit(part.compress)(KEY, x)
     same_form(got, x)
-    chex.assert_tree_all_finite(run(part.compress)(KEY, jnp.zeros(50)))
+    chex.assert_tree_all_finite(jax.jit(part.compress)(KEY, jnp.zeros(50)))
     assert isinstance(part.bytes(50), int)
     assert 0 < part.bytes(50) < 4 * 50
 
 
 @cases("Sending")
-def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_sending(make: Make, crowd: ClientData, start: Variables) -> None:
     """Client by client, then the stack: the rows that do not send hold NaN, or a number."""
     part = make()
     before, message = part.init(start, crowd), ({"c": jnp.ones(3)}, jnp.int32(4))
     if part.hear is not None:
-        same_form(run(part.hear)(before, start), before)
+        same_form(jax.jit(part.hear)(before, start), before)
     for k in (0, 1):  # the second is malicious
-        sent = run(part.send)(KEY, before, start, message, jnp.int32(k))
+        sent = jax.jit(part.send)(KEY, before, start, message, jnp.int32(k))
         same_form(sent.update, start)
         same_form(sent.message, message)
         same_form(sent.kept, before)
@@ -815,7 +792,7 @@ def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> N
     client, sends = jnp.array([4, 0, 1, 3, 5, N], jnp.int32), jnp.arange(ROWS) < ROWS - 2
 
     def all_sent(absent: Any) -> Any:
-        return run(part.together)(KEY, stack_of(start, absent=absent), client, sends)
+        return jax.jit(part.together)(KEY, stack_of(start, absent=absent), client, sends)
 
     stack, others = all_sent(jnp.nan), all_sent(0.5)
     same_form(stack, stack_of(start))
@@ -824,43 +801,43 @@ def test_sending(make: Make, run: Any, crowd: ClientData, start: Variables) -> N
 
 
 @cases("Finish")
-def test_finish(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_finish(make: Make, crowd: ClientData, start: Variables) -> None:
     """A client without samples adds nothing."""
     part = make()
-    told, nothing = (run(part.tell)(start, view(crowd, k)) for k in (3, N))
+    told, nothing = (jax.jit(part.tell)(start, view(crowd, k)) for k in (3, N))
     same_form(told, nothing)
     assert not any(np.asarray(a).any() for a in jax.tree.leaves(nothing))
-    moved = run(part.move)(KEY, start, told)
+    moved = jax.jit(part.move)(KEY, start, told)
     same_form(moved, start)
     chex.assert_tree_all_finite(moved)
 
 
 @cases("Personal")
-def test_personal(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_personal(make: Make, crowd: ClientData, start: Variables) -> None:
     local = fs.local.ditto(update().change(companion=companion()), 0.1)
     own = fs.personal.adaptive_start(local, risk(), fs.leaves.head(net())).client_state(start)
-    same_form(run(make())(KEY, start, view(crowd, 3), own), start)
+    same_form(jax.jit(make())(KEY, start, view(crowd, 3), own), start)
 
 
 # -- the server --
 
 
 @cases("Broadcast")
-def test_broadcast(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_broadcast(make: Make, crowd: ClientData, start: Variables) -> None:
     part = make()
     before, client = part.init(start, crowd), view(crowd, 3)
-    model, tag = run(part.send)(KEY, before, start, client)
+    model, tag = jax.jit(part.send)(KEY, before, start, client)
     same_form(model, start)
-    evaluated, without = run(functools.partial(part.send, None))(before, start, client)
+    evaluated, without = jax.jit(functools.partial(part.send, None))(before, start, client)
     same_form(evaluated, start)
     same_form(without, tag)
     if part.offered is not None:
-        offered = run(part.offered)(before)
+        offered = jax.jit(part.offered)(before)
         chex.assert_shape(offered, ())
         chex.assert_type(offered, jnp.int32)
     tags = jax.tree.map(lambda a: jnp.zeros((ROWS, *a.shape), a.dtype), tag)
 
-    moved_on = run(lambda *arguments: part.update(*arguments, fs.aggregators.mean))
+    moved_on = jax.jit(lambda *arguments: part.update(*arguments, fs.aggregators.mean))
 
     def after(absent: Any) -> Any:
         updates, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent, tags)
@@ -876,29 +853,29 @@ def test_broadcast(make: Make, run: Any, crowd: ClientData, start: Variables) ->
 
 
 @cases("Refresh")
-def test_refresh(make: Make, run: Any, start: Variables) -> None:
+def test_refresh(make: Make, start: Variables) -> None:
     local, correct = jax.tree.map(lambda a: a + 1, start), make().correct
     if correct is not None:  # else the model in flight stays as it is
-        same_form(run(correct)(start, jnp.float32(9), local, jnp.float32(3)), start)
+        same_form(jax.jit(correct)(start, jnp.float32(9), local, jnp.float32(3)), start)
 
 
 @cases("Weighting")
-def test_weighting(make: Make, run: Any) -> None:
-    weights = run(make())(jnp.array([3, 0, 5], jnp.int32), jnp.array([3, 0, 9], jnp.int32))
+def test_weighting(make: Make) -> None:
+    weights = jax.jit(make())(jnp.array([3, 0, 5], jnp.int32), jnp.array([3, 0, 9], jnp.int32))
     chex.assert_shape(weights, (3,))
     chex.assert_type(weights, jnp.float32)
     assert (weights >= 0).all()
 
 
 @cases("PreAggregation")
-def test_preaggregation(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_preaggregation(make: Make, crowd: ClientData, start: Variables) -> None:
     """Rows of weight 0 hold NaN, or a number: it makes no difference to the others."""
     part = make()
     before = part.init(start, crowd)
 
     def applied(absent: Any) -> Any:
         updates, cohort = stack_of(start, absent=absent), cohort_of(start, crowd, absent)
-        return run(part.apply)(KEY, before, updates, WEIGHTS, cohort)
+        return jax.jit(part.apply)(KEY, before, updates, WEIGHTS, cohort)
 
     updates, weights, after = applied(jnp.nan)
     same_form(updates, stack_of(start))
@@ -914,21 +891,21 @@ def test_preaggregation(make: Make, run: Any, crowd: ClientData, start: Variable
 
 
 @cases("Aggregator")
-def test_aggregator(make: Make, run: Any, start: Variables) -> None:
-    reduced = run(make())(stack_of(start), WEIGHTS)
+def test_aggregator(make: Make, start: Variables) -> None:
+    reduced = jax.jit(make())(stack_of(start), WEIGHTS)
     same_form(reduced, start)
     chex.assert_tree_all_finite(reduced)
 
 
 @cases("Server")
-def test_server(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_server(make: Make, crowd: ClientData, start: Variables) -> None:
     part, step = make(), jax.tree.map(jnp.ones_like, start)
     before = part.init(start)
 
     def updated(absent: Any) -> Any:
         cohort = cohort_of(start, crowd, absent)
         gathered = Gathered(stack_of(start, absent=absent), WEIGHTS, cohort)
-        return run(part.update)(KEY, step, start, before, gathered)
+        return jax.jit(part.update)(KEY, step, start, before, gathered)
 
     taken, after = updated(jnp.nan)
     same_form(taken, start)
@@ -941,7 +918,7 @@ def test_server(make: Make, run: Any, crowd: ClientData, start: Variables) -> No
 
 
 @cases("Diagnostic")
-def test_diagnostic(make: Make, run: Any, crowd: ClientData, start: Variables) -> None:
+def test_diagnostic(make: Make, crowd: ClientData, start: Variables) -> None:
     """Here the last row alone visited no client."""
     part, server = make(), jax.tree.map(lambda a: a + 1, start)
     before = part.init(start, crowd)
@@ -950,7 +927,7 @@ def test_diagnostic(make: Make, run: Any, crowd: ClientData, start: Variables) -
         models = jax.tree.map(
             lambda a: a.at[-2].set(a[0]).at[-1].set(absent), stack_of(start, absent=0.5)
         )
-        return run(part.measure)(KEY, before, server, models, cohort_of(start, crowd))
+        return jax.jit(part.measure)(KEY, before, server, models, cohort_of(start, crowd))
 
     numbers, after = measured(jnp.nan)
     same_form(after, before)
@@ -1007,9 +984,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "streaming_diloco": {"fragments": 1},  # of its one layer
     "scaffnew": {"clients_per_round": len(UNEQUAL)},
 }
-METHODS = [
-    pytest.param(name, marks=() if name == "phase_shift" else pytest.mark.slow) for name in OPTIONS
-]
+METHODS = some_slow(["phase_shift", "dada", "fedasync", "streaming_diloco"])
+"""Results of each shape of round on any number of devices: tests/test_methods.py."""
 
 
 def named(name: str, local: LocalUpdate, **options: Any) -> fs.Algorithm:

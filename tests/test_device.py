@@ -41,6 +41,8 @@ HERE, ON_CPU = fs.make_execution(1), fs.make_execution([CPU], chunk=0)
 TOLERANCE = 1e-5 if jax.default_backend() == "cpu" else 1e-4
 ONE_PHASE = functools.partial(fs.phase_shift, phases=1)
 pytestmark = pytest.mark.device
+ACCELERATED = jax.default_backend() != "cpu"
+elsewhere = pytest.mark.skipif(not ACCELERATED, reason="other files look at this on CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,9 @@ def _exact_products() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", some_slow(METHODS))
+@pytest.mark.parametrize(
+    "name", some_slow(METHODS if ACCELERATED else ["fedavg", "scaffold", "stc"])
+)
 def test_a_method_trains_as_on_another_device(name: str) -> None:
     here, there = (trained(METHODS[name], execution) for execution in (HERE, ON_CPU))
     for result, device in ((here, jax.devices()[0]), (there, CPU)):
@@ -67,12 +71,14 @@ def test_the_same_call_gives_the_same_bits(name: str) -> None:
     assert same_bits(one, again)
 
 
+@elsewhere
 @pytest.mark.slow
 def test_phase_shift_of_one_phase_is_fedavg() -> None:
     one, other = (outcome(trained(method, HERE)) for method in (ONE_PHASE, fs.fedavg))
     assert gap(one, other) <= TOLERANCE
 
 
+@elsewhere
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [2, 2 * COHORT])
 def test_lanes_change_no_result(lanes: int) -> None:
@@ -148,6 +154,7 @@ def test_bfloat16_is_near() -> None:
     assert TOLERANCE < gap(mixed, whole) < 0.05
 
 
+@elsewhere
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaffold", "phase_shift"])
 def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
@@ -159,6 +166,7 @@ def test_a_checkpoint_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     assert same_bits(outcome(resumed), outcome(whole))
 
 
+@elsewhere
 @pytest.mark.slow
 def test_rounds_at_once_are_rounds_one_by_one() -> None:
     method = METHODS["radfed"]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import some_slow
 
 from fedjax_sim import bench, study
 from fedjax_sim.cli import partitioning
@@ -20,7 +19,7 @@ from fedjax_sim.cli.commands import enter
 from fedjax_sim.cli.reporting import command as report
 
 ROOT = Path(__file__).parents[1]
-ENCODINGS = ("ascii", "latin-1", "cp1252", "cp932")
+ENCODINGS = ("ascii", "cp932")  # of one byte, and of two that lacks letters of Europe
 PRIVATE = (
     "--algo dp_fedavg --compare fedavg --clients 8 --emd 0.9 --rounds 1 --epochs 1 "
     "--model logistic --devices 1 --seeds 2 --out run"
@@ -43,7 +42,7 @@ def printed(
     return int(end.value.code or 0), out.read() + err.read()
 
 
-@pytest.mark.parametrize("encoding", some_slow(ENCODINGS))
+@pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize(
     ("main", "argv", "plain"),
     [
@@ -74,17 +73,15 @@ def test_every_command_prints_in_every_encoding(
 
 
 @pytest.mark.usefixtures("bare_command")
-@pytest.mark.parametrize("encoding", some_slow(ENCODINGS))
-def test_a_run_and_its_report_print_in_every_encoding(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_and_its_report_print_in_ascii(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, text = printed(lambda: bench.main(PRIVATE.split()), encoding, monkeypatch)
+    status, text = printed(lambda: bench.main(PRIVATE.split()), "ascii", monkeypatch)
     assert status == 0, text
-    if encoding == "ascii":
-        assert "a run is (epsilon, delta)-private" in text
-        assert " +- " in text
-    assert printed(lambda: report.main(["run"]), encoding, monkeypatch)[0] == 0
+    assert "a run is (epsilon, delta)-private" in text
+    assert " +- " in text
+    assert printed(lambda: report.main(["run"]), "ascii", monkeypatch)[0] == 0
     assert "±" in Path("run/report/report.md").read_text(encoding="utf-8")
 
 

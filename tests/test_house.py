@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 import jax
-import mutate
 import prose
 import pytest
 
@@ -153,15 +152,5 @@ def test_every_draw_has_a_dtype() -> None:
         str(path.relative_to(ROOT)): calls
         for path in ROOT.rglob("*.py")
         if (calls := draws_without_a_dtype(path.read_text(encoding="utf-8")))
-    }
-    assert wrong == {}
-
-
-def test_every_mutant_has_its_place() -> None:
-    """`python tests/mutate.py` would stop at one that has none."""
-    wrong = {
-        (mutant.file, mutant.old): count
-        for mutant in mutate.MUTANTS
-        if (count := (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old)) != 1
     }
     assert wrong == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
 import numpy as np
@@ -72,17 +71,3 @@ def test_memory_of_a_device_falls_with_their_number() -> None:
     assert one.device_bytes > all_
     assert four.device_bytes < 0.45 * one.device_bytes
     assert_trees(four.state, one.state, rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_on_other_devices(tmp_path: Any) -> None:
-    """Neither their number nor the padding is in a checkpoint."""
-
-    def run(devices: int, rounds: int, folder: Any = None) -> fs.Result:
-        return fs.simulate(
-            scaffold(), TOY.model, TOY.data, TOY.test, rounds=rounds, classes=10, seeds=(0, 1),
-            eval_every=2, execution=fs.make_execution(devices), checkpoints=folder,
-        )  # fmt: skip
-
-    run(4, 2, tmp_path)
-    assert_trees(run(1, 4, tmp_path).state, run(1, 4).state, rtol=2e-5, atol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import functools
 import inspect
 import math
@@ -55,6 +56,7 @@ from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.models import layers
 from fedjax_sim.privacy import poisson
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.simulation import Toy
 
 COHORT, ROUNDS, LR, MOMENTUM = 4, 3, 0.05, 0.5
 
@@ -423,6 +425,22 @@ def test_method(name: str) -> None:
     assert last.bytes_down.tolist() == [METHODS[name].down(size)] * 2
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_example_of_a_method_can_be_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is traced; one of each file trains, see conftest."""
+
+    def traced(toy: Toy, algorithm: fs.Algorithm, rounds: int, seed: int = 0) -> float:
+        one, problem = algorithm.on(fs.make_execution(devices=1)), (toy.model, toy.data, toy.test)
+        Experiment(one, *problem, classes=toy.classes, seeds=(seed,)).runner().programs.check()
+        return 1.0
+
+    monkeypatch.setattr(Toy, "accuracy", traced)
+    text = inspect.getdoc(ALGORITHMS[name]) or ""
+    example = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
 SHAPES = ("fedavg", "phase_shift", "radfed", "scaffold", "gossip", "fedasync", "ifca", "ditto")
 """A method of each shape of round."""
 
@@ -449,9 +467,14 @@ def test_devices_and_a_clock_of_equal_devices_change_nothing(name: str) -> None:
 
 QUICK = ("fedasync", "fedproto", "fedcs", "astraea", "radfeda")
 """Methods that draw or carry what others do not, and compile soon."""
+CHOOSING = (
+    "favor", "fedmd", "hybrid_fl", "oort", "power_of_choice", "tifl", "dp_fedavg", "dp_ftrl",
+    "radfedi", "dada", "push_sum", "phase_shift", "scaffnew", "ifca",
+)  # fmt: skip
+"""And the others that draw a cohort, or send models on, by a part that no other one has."""
 
 
-@pytest.mark.parametrize("name", some_slow([*QUICK, *sorted(METHODS.keys() - QUICK)], len(QUICK)))
+@pytest.mark.parametrize("name", some_slow([*QUICK, *CHOOSING], len(QUICK)))
 def test_x64_changes_no_cohort(name: str) -> None:
     """Who trains, and where models go on; computed without what they do not depend on."""
     model = networks()[METHODS[name].network]
@@ -489,8 +512,16 @@ def test_x64_changes_no_run(name: str) -> None:
     np.testing.assert_array_equal(found[1].seconds, found[0].seconds)
 
 
+LOWERED = (
+    "ccvr", "dp_ftrl", "dynamic_clustering", "fd", "favor", "fedala", "fedasync",
+    "fedavg_sketched", "feddf", "fedmd", "fedrolex", "gossip", "ifca", "oort", "phase_shift",
+    "robust", "scaffold", "stc", "streaming_diloco", "zeno",
+)  # fmt: skip
+"""Methods with an operation, or a shape of round, that no other one has."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", LOWERED)
 def test_method_is_lowered_for_accelerators(name: str) -> None:
     model = networks()[METHODS[name].network]
     algorithm = on_a_clock_of_equal_devices(name, make(name, model, devices=1, chunk=0))
@@ -500,25 +531,38 @@ def test_method_is_lowered_for_accelerators(name: str) -> None:
     assert lowered[:3] == ["start", "advance", "evaluate"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - ALL_COME))
-def test_clients_that_do_not_come_break_nothing(name: str) -> None:
-    """Asleep, lost or late: weights and states stay finite, and variances of BatchNorm positive.
+LIKE_FEDAVG = (
+    "parallel_sgd",
+    "fedntd",
+    "fedlc",
+    "fedrs",
+    "fedsam",
+    "fedmix",
+    "per_fedavg",
+    "feddisco",
+    "fine_tuned",
+)
+"""Methods that differ from FedAvg in what a client minimises or starts with, or in the end."""
+LIKE_OTHERS = (
+    "fedavgm", "fedadagrad", "fedyogi", "fedavg_qsgd", "fedavg_sketched", "lg_fedavg", "fedbn",
+    "radfedm", "radfedp", "afl", "fedrolex", "mimelite",
+)  # fmt: skip
+"""Methods whose parts are those of another one in other settings, or two parts of two others."""
+WITH_ABSENT = METHODS.keys() - {*ALL_COME, *UNTIMED, *LIKE_FEDAVG, *LIKE_OTHERS}
 
-    What takes no clock is looked at without one.
-    """
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(WITH_ABSENT))
+def test_clients_that_do_not_come_break_nothing(name: str) -> None:
+    """Asleep, lost or late: weights and states stay finite, and variances of BatchNorm positive."""
     network = "mlp" if name in PRIVATE else "normed"
     model = networks()[network]
-    algorithm = make(name, model, 1)
-    if name not in UNTIMED:
-        algorithm = algorithm.replace(clock=SOME_COME)
+    algorithm = make(name, model, 1).replace(clock=SOME_COME)
     played = play(algorithm, model, digits()[0], ROUNDS, seed=3)
     kept = played.states[-1]._replace(diagnostics=())
     floats = [a for a in jax.tree.leaves(kept) if jnp.issubdtype(a.dtype, jnp.floating)]
     assert all(np.isfinite(a).all() for a in (*floats, *jax.tree.leaves(played.final)))
     assert_statistics(played.final, network)
-    if name in UNTIMED:
-        return
     for count in ("asleep", "lost", "late"):
         seen = sum(int(getattr(metrics.time, count)) for metrics in played.metrics)
         assert (seen > 0) == (count not in LOOKS.get(name, ())), count
@@ -865,9 +909,12 @@ def test_the_page_is_current() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", sorted(ALGORITHMS)[::3])
 def test_a_part_fits_a_method_or_is_refused_in_a_line_that_names_two(name: str) -> None:
-    """Parts of all roles that the method leaves as compose takes them."""
+    """Parts of all roles that the method leaves as compose takes them; of every third method.
+
+    What does not fit is nearly always two parts, see tests/test_compositions.py.
+    """
     method = named_method(name, any_local())
     fixed = {line.strip().partition("=")[0] for line in method.parts.written()} - {"local"}
     for part in PART_LIST:

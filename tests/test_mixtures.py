@@ -322,7 +322,7 @@ def test_a_mixture_that_sends_a_part_is_its_oracle_or_refused(spec: dict[str, An
 @pytest.mark.parametrize("exchanges", [(), ("own",), ("fragments",)])
 def test_many_mixtures(exchanges: tuple[str, ...]) -> None:
     """``MIXTURES=300 pytest -m slow tests/test_mixtures.py`` looks at more."""
-    examples = int(os.environ.get("MIXTURES", "40"))
+    examples = int(os.environ.get("MIXTURES", "20"))
     counts = {"ran": 0, "refused": 0}
 
     @mixtures(examples)

@@ -240,11 +240,11 @@ NOT_HERE = ("eicu", "cifar100", "emnist", "femnist", "svhn")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("bare_command")
 @pytest.mark.parametrize("name", [*sorted(DATASETS.own), *OWN])
-def test_every_data_set_trains_by_its_name_alone(
+def test_every_data_set_is_ready_by_its_name_alone(
     name: str, owned: str, data_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its run is traced; tests/test_pairs.py trains each network on its data."""
     if name in NOT_HERE:
         pytest.skip("the data folder of the tests does not have it")
     load = Source.load
@@ -253,6 +253,6 @@ def test_every_data_set_trains_by_its_name_alone(
         rows = [f"{i % 7},{(i * i) % 11},{i % kinds},{i % 5}" for i in range(60)]
         Path(f"{classes}.csv").write_text("\n".join(["a,b,kind,owner", *rows]))
     write_leaf(Path("leaf"))
-    argv = ["--dataset", OWN.get(name, name), "--data-dir", data_dir, "--out", "run"]
+    argv = ["--dataset", OWN.get(name, name), "--data-dir", data_dir, "--dry-run"]
     argv += ["--rounds", "1", "--seeds", "1", "--epochs", "1", "--compare", "none"]
     assert bench.main([*argv, "--devices", "1"]) == 0

@@ -88,4 +88,4 @@ def test_it_is_heard_whatever_runs(argv: list[str]) -> None:
 @pytest.mark.usefixtures("ctrl_c")
 def test_signals_at_random_moments() -> None:
     """Also a second one; each run goes on to the bit."""
-    assert signals.main(["--count", "8"]) == 0
+    assert signals.main(["--count", "4"]) == 0

@@ -223,8 +223,7 @@ def numbers(tree: Any) -> Any:
 
 SOME = ("scaffold",)
 OTHERS = (
-    "dada", "dp_fedavg", "fedasync", "fedcs", "feddf", "fedmd", "fltrust", "gossip", "ifca", "mime",
-    "scaffnew", "skewscout", "streaming_diloco",
+    "dada", "dp_fedavg", "fedasync", "fedcs", "feddf", "mime", "scaffnew", "streaming_diloco"
 )  # fmt: skip
 """One of each kind: asks, polls, finishes, reads the server's samples, draws any number, ..."""
 REFUSED = (
