@@ -1238,7 +1238,6 @@ MUTANTS = [
     Mutant("cli/parts.py", "and takes(found) else", "else", CALLS),
     Mutant("cli/parts.py", "        fits=_declares,", "        fits=callable,", CALLS),
     Mutant("cli/parser.py", "and not _own(role, given[role], chosen)", "", CALLS),
-    Mutant("cli/timing.py", '["shared=True"] * ', '["shared=True"] * 0 * ', CALLS),
     Mutant("cli/training.py", 'known.setdefault("momentum", None)', "pass", FLAGS),
     Mutant("engine/reach.py", "[*near] if proportional", "[*near] if True", FLAGS),
     # skipped clients
@@ -1642,7 +1641,6 @@ MUTANTS = [
     Mutant("run/checkpoints.py", "            del weights[done]", "            pass", SAVED),
     Mutant("run/checkpoints.py", "elif crowded:", "elif False:", SAVED),
     Mutant("run/checkpoint_files.py", "end - n : end", ":n", SAVED),
-    Mutant("run/checkpoint_files.py", "if joins else", "if False else", SAVED),
     Mutant("run/records.py", "        self._length -= 1", "        pass", STOP),
     Mutant("run/records.py", "int(found.round)", "found.round", SAVED),
     Mutant(

@@ -246,7 +246,7 @@ def test_the_best_row_of_a_cell(best: Literal["highest", "lowest"]) -> None:
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
-    told = (ROOT / "tests" / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
+    told = (ROOT / "tests" / "folders" / "run" / "config.json").read_text(encoding="utf-8")
     found = {
         "validation_best_per_run": [0.5] * 6,
         "score_validated_per_run": [0.4] * 6,

@@ -19,17 +19,6 @@ from fedjax_sim.base.spelling import hint
 
 PLAIN = (int, float, bool, str)
 
-REMOVED = {
-    "bandwidth": "link=bandwidth(1e6, 4e6)",
-    "availability": "available=bernoulli(0.9)",
-    "failures": "failures=0.1",
-    "deadline": "deadline=60",
-    "late": "late=partial",
-    "first": "first=20",
-    "watts": "watts=2",
-}
-"""Flags of earlier versions, by what stands in the text of --clock in their place."""
-
 
 class _Lines(argparse.HelpFormatter):
     """Keeps the lines of a flag's help apart."""
@@ -51,8 +40,6 @@ class Parser(argparse.ArgumentParser):
         """Raises it; for an unknown flag, with the flags that may be meant."""
         unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
         end = hint(unknown[1], self._option_string_actions) if unknown else ""
-        if unknown and (text := REMOVED.get(unknown[1].removeprefix("--"))):
-            end = f': use --clock "simulated(tiers(1, 2, 10), {text})"'
         raise ValueError(message.removeprefix("argument ") + end)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:

@@ -91,7 +91,7 @@ def open_folder(
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
         for name, ours in random_settings().items():
-            theirs = begun.get("jax", {}).get(name, ours)  # older runs do not say
+            theirs = begun["jax"].get(name)
             if theirs != ours:
                 raise ValueError(
                     f"--resume {path}: JAX draws other random numbers now: {name} is {ours}, and "
