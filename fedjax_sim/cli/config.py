@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from fedjax_sim.cli.adapting import Weights
 from fedjax_sim.cli.attacking import Attack
-from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.commands import BY_EMD, Source, sampler, sampler_forms
 from fedjax_sim.cli.defaults import by_dataset
 from fedjax_sim.cli.ending import Ending
 from fedjax_sim.cli.flags import flag, naming, number
@@ -20,15 +20,6 @@ from fedjax_sim.cli.scoring import Scores
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
-from fedjax_sim.partition.forms import form_of
-from fedjax_sim.partition.samplers import SAMPLERS, parse_form
-
-
-def _partition(text: str) -> str:
-    """Returns the text if it names a sampler or a file."""
-    if not text.endswith(".npz"):
-        parse_form(text)
-    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,19 +72,13 @@ class Experiment(Source):
     partition: str | None = setting(
         None,
         lambda: (
-            f"a sampler: {', '.join(form_of(*named).text for named in SAMPLERS.items())}; or "
-            "package.module:function(name=value, ...); or a .npz file of python -m "
-            "fedjax_sim.partition, for all seeds"
+            f"a sampler: {sampler_forms()}; or a .npz file of python -m fedjax_sim.partition, for "
+            "all seeds"
         ),
         shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
-        convert=_partition,
-        instead=(
-            "--emd",
-            "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
-            "labels reach if that is less)",
-            lambda text: f"emd({number(float, above=0)(text):g})",
-        ),
+        convert=lambda text: text if text.endswith(".npz") else sampler(text),
+        instead=BY_EMD,
     )
 
 

@@ -238,14 +238,6 @@ def registered() -> list[str]:
     return entries
 
 
-def texts(key: str, owners: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
-    """Returns the texts about a parameter in its owners' docstrings, and whose each is."""
-    found: dict[str, list[str]] = {}
-    for name, function in owners.items():
-        found.setdefault(documented(function).get(key, ""), []).append(name)
-    return found
-
-
 @functools.cache
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return options(function, without=COMMON)
@@ -268,11 +260,11 @@ def _default(name: str, key: str) -> str:
 
 def _help(key: str, owners: Sequence[str]) -> str:
     """Returns a line for each meaning of the parameter, with the defaults."""
-    lines = []
-    for text, names in texts(key, {name: function_of(name) for name in owners}).items():
-        defaults = ", ".join(f"{name} {_default(name, key)}" for name in names)
-        lines.append(f"{text} ({defaults})".strip())
-    return "\n".join(lines)
+    found: dict[str, list[str]] = {}
+    for name in owners:
+        text = documented(function_of(name)).get(key, "")
+        found.setdefault(text, []).append(f"{name} {_default(name, key)}")
+    return "\n".join(f"{text} ({', '.join(of)})".strip() for text, of in found.items())
 
 
 def _flags_of(name: str) -> str:

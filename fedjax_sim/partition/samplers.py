@@ -203,10 +203,8 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
     return EXPECTED[name](classes, clients, **options) if name in EXPECTED else None
 
 
-def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
+def parse_form(text: str) -> tuple[str, dict[str, Any]]:
     """Parses a text form into a key of ``SAMPLERS`` and keyword arguments.
-
-    Required arguments may be missing if ``bare``, as flags give them.
 
     >>> parse_form("ll(1, 7/8)")
     ('ll', {'labels_per_client': 1, 'fraction': 0.875})
@@ -221,7 +219,7 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
         raise _not_understood(text, list(SAMPLERS.items())) from error
     form = form_of(name, sampler)
     try:
-        return name, read_options(form, call, bare=bare)
+        return name, read_options(form, call)
     except (ValueError, KeyError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error
