@@ -201,10 +201,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """Replaces a file as a whole, with what the block writes; a block that raises changes nothing.
 
-    Another process sees the old file or the new one, and so does the next start after a crash.
-
-    Args:
-        path: the file; its folder is made.
+    Another process sees the old file or the new one, and so does the next start after a crash. The
+    folder of the file is made.
 
     Raises:
         OSError: if it cannot be written; it names the file, and nothing is left beside it.

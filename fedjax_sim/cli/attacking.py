@@ -83,12 +83,7 @@ def _checked(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Attack(Group):
-    """Malicious clients.
-
-    Attributes:
-        attack: the text of an attack; None for none.
-        attackers: the share of the clients that attack; None without an attack.
-    """
+    """Malicious clients."""
 
     title: ClassVar[str] = "attacks, for all algorithms alike"
 

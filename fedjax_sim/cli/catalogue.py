@@ -137,9 +137,7 @@ def catalogue() -> tuple[Method, ...]:
 def listing(words: Sequence[str] = (), others: Sequence[str] = ()) -> str:
     """Returns the text of ``--list``: what each method does, its paper, parts, flags and traffic.
 
-    Args:
-        words: entries that lack one of them are left out; case does not count.
-        others: entries of methods that are not the package's own.
+    Entries that lack one of the words are left out; case does not count.
 
     Raises:
         ValueError: if no entry is left.

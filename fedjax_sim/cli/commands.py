@@ -33,12 +33,7 @@ from fedjax_sim.run import CheckpointWarning
 
 @dataclasses.dataclass(frozen=True)
 class Source(Group):
-    """Where the data come from.
-
-    Attributes:
-        dataset: what :func:`fedjax_sim.data.load_dataset` takes.
-        data_dir: a folder of data.
-    """
+    """Where the data come from."""
 
     dataset: str = setting(
         "digits",
@@ -98,14 +93,9 @@ def _dataset(text: str) -> str:
 
 @contextmanager
 def told_of(given: str, foreign: bool) -> Iterator[None]:
-    """Turns what a user's code raises into one line; exceptions of ours stay as they are.
+    """Turns what a user's code raises into a ValueError of one line that begins with ``given``.
 
-    Args:
-        given: the flag and its value, with which the line begins.
-        foreign: whether the code is a user's.
-
-    Raises:
-        ValueError: instead of any exception of a user's code.
+    Exceptions of ours stay as they are.
     """
     try:
         yield
@@ -129,9 +119,6 @@ def enter(main: Callable[[], int]) -> NoReturn:
     """Ends the process with the status that a command returns.
 
     It is 141 if nobody reads the output, and 2 if it cannot be written.
-
-    Args:
-        main: the command.
     """
     STOPPING.leave = _leave
     listen()

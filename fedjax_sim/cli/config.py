@@ -24,17 +24,7 @@ from fedjax_sim.cli.training import Training
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Source):
-    """Data, clients and rounds.
-
-    Attributes:
-        clients: N; None for 40, or as many as there are: natural clients, those of a file, samples.
-        clients_per_round: None for all clients.
-        rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
-        seeds: one run for each.
-        samples_per_round: of :func:`fedjax_sim.data.streamed`; None for all.
-        eval_every: rounds between evaluations.
-        partition: the text of a sampler, or a .npz file; None for the one of the data.
-    """
+    """Data, clients and rounds."""
 
     title: ClassVar[str] = "experiment"
 
@@ -84,17 +74,7 @@ class Experiment(Source):
 
 @dataclasses.dataclass(frozen=True)
 class Preparation(Group):
-    """What becomes of the clients' training samples, for all algorithms alike.
-
-    Attributes:
-        server_fraction: share of the training samples that the server takes; None for none.
-        fedaug: EMD* of :func:`fedjax_sim.data.fedaug`; None for none.
-        rebalance: α of :func:`fedjax_sim.data.rebalance`; None for none.
-        mirror: whether augmented copies may be mirrored, see
-          :func:`fedjax_sim.augment.fedaug_augmentations`.
-        share_beta: β of :func:`fedjax_sim.data.share`; None for no data sharing.
-        share_alpha: its α; None for all of the shared set.
-    """
+    """What becomes of the clients' training samples, for all algorithms alike."""
 
     title: ClassVar[str] = "against skew, for all algorithms alike"
 
@@ -153,16 +133,6 @@ class Config:
         compare: the algorithms run beside it.
         options: the keyword arguments of each of them that were given.
         trained: settings of local training that are one algorithm's own.
-        experiment: data, clients and rounds.
-        preparation: what becomes of the clients' samples.
-        scores: the scored samples and the score.
-        training: the local update.
-        ending: what ends it before the last round.
-        timing: how long its rounds take.
-        parts: parts in place of each algorithm's own.
-        weights: what models start from, and adapters.
-        attack: which clients attack, and how.
-        machine: devices and output.
     """
 
     algo: str

@@ -58,18 +58,11 @@ def takes_owners(text: str | None, dataset: Dataset) -> bool:
 def choose(
     text: str | None, clients: int | None, dataset: Dataset, seeds: Sequence[int], *, flag: str
 ) -> Deal:
-    """Chooses what deals the samples.
+    """Chooses what deals the samples, ``flag`` being the flag that requests another sampler.
 
     Natural clients are kept if the data have them. Other samples are dealt at EMD 1.4. Where the
     labels do not reach that, the EMD is 7/9 of the largest that they reach, rounded down to a
     tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
-
-    Args:
-        text: the requested sampler or file; None for none.
-        clients: N, if it was requested.
-        dataset: whose training samples are dealt.
-        seeds: of the partitions.
-        flag: the flag that requests another sampler.
 
     Raises:
         ValueError: if another number of clients than the natural one is asked for, without a
@@ -133,16 +126,9 @@ def deal_seeds(
 ) -> list[Partition]:
     """Deals a partition of the training samples for each seed.
 
-    Args:
-        text: of a sampler.
-        dataset: whose training samples are dealt.
-        clients: N; None for all natural ones.
-        seeds: of the sampler.
-        origin: the flag that chose the sampler, with its value, for the message.
-
     Raises:
         ValueError: if the settings and the data allow none, or a solver gives up; begins with the
-          flag.
+          flag, or with ``origin``, the flag that chose the sampler and its value.
 
     >>> from fedjax_sim.data import load_dataset
     >>> deal_seeds("q(0.5)", load_dataset("digits"), 15, [0], origin="--partition q(0.5)")
@@ -173,13 +159,7 @@ def deal_seeds(
 
 
 def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:
-    """Describes who trains, for the summary of the data.
-
-    Args:
-        deal: what dealt the samples.
-        dataset: as it was loaded.
-        partition: of the first seed.
-    """
+    """Describes who trains, for the summary of the data."""
     clients, natural = len(partition.sizes), takes_owners(deal.text, dataset)
     line = f"{clients} {'natural ones' if natural else f'by {deal.text}'}"
     line += f", {deal.why}" if deal.why else ""

@@ -95,10 +95,6 @@ def flagging(*names: str) -> Iterator[None]:
 def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
     """Puts a flag, a file or a method before the message of an error of the block.
 
-    Args:
-        where: the subject of the message.
-        kinds: the exceptions that become such a ValueError.
-
     >>> with naming("--lora 4"):
     ...     raise ValueError("no matrix to adapt")
     Traceback (most recent call last):
@@ -114,10 +110,6 @@ def options(
     function: Callable[..., Any], without: Container[str] = ()
 ) -> dict[str, inspect.Parameter]:
     """Returns the keyword parameters of a function that can be flags.
-
-    Args:
-        function: a method or a sampler, ours or a user's.
-        without: parameters that are given otherwise.
 
     Raises:
         ValueError: if a parameter without a default cannot be a flag.

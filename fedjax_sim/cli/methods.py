@@ -81,13 +81,10 @@ def owners_of(
 ) -> dict[str, list[str]]:
     """Returns every parameter that is a flag, and the algorithms that have it.
 
-    Args:
-        names: the algorithms.
-        chosen: those that will run; of the others a parameter that cannot be a flag is left out.
-        taken: names that no parameter may have, because the command has a flag of that name.
+    No parameter may be called like a flag of the command, ``taken``.
 
     Raises:
-        ValueError: if a parameter of those that will run cannot be a flag.
+        ValueError: if a parameter of those that will run, ``chosen``, cannot be a flag.
     """
     owners: dict[str, list[str]] = {}
     for name in names:
@@ -115,14 +112,8 @@ def add_options(
 ) -> None:
     """Adds a flag for every parameter of some algorithms.
 
-    Args:
-        parser: where to.
-        owners: the parameters, and the algorithms that have them.
-        chosen: the algorithms that will run.
-        helping: whether help is printed; else none is made.
-
     Raises:
-        ValueError: if two of those that will run take different values by one flag.
+        ValueError: if two of those that will run, ``chosen``, take different values by one flag.
     """
     group = parser.add_argument_group(f"flags of {', '.join(chosen)}, and their defaults there")
     for key, names in owners.items():
@@ -148,12 +139,7 @@ def add_options(
 def chosen_options(
     given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the keyword arguments of each algorithm that were given.
-
-    Args:
-        given: values of the command line.
-        chosen: the algorithms that will run, and the arguments that are each one's own.
-        owners: every parameter that is a flag.
+    """Returns the keyword arguments of each algorithm that were given, to all or to it alone.
 
     Raises:
         ValueError: if a flag is of none of them, or one is missing.
@@ -179,9 +165,6 @@ def chosen_options(
 
 def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Rejects a flag that does nothing in any of the algorithms that have it.
-
-    Args:
-        options: the keyword arguments of each algorithm that were given.
 
     Raises:
         ValueError: names the flag, the option on which it hangs and the values that it needs.

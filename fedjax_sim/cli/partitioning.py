@@ -75,9 +75,6 @@ class Request(Source):
 def command(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
-    Args:
-        argv: its arguments; None: the arguments of this process.
-
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
     """

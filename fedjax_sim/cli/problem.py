@@ -90,12 +90,6 @@ def population(
     is asked for; if the test samples have no owners, they are left out. Images keep the scale of
     their official training images: it is a constant of the data set like the range of a pixel, not
     a statistic of some clients.
-
-    Args:
-        dataset: as it was loaded.
-        split: the scored samples.
-        natural: whether its natural clients are the clients.
-        test_fraction: of ``holdout``, if it is asked for.
     """
     if split == "official":
         return dataset
@@ -112,12 +106,7 @@ def population(
 
 
 def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partition]) -> Problem:
-    """Splits a :func:`population` as the settings say.
-
-    Args:
-        config: split, seeds and what belongs to the split.
-        dataset: the population.
-        partitions: of its training samples; one for all seeds or one for each.
+    """Splits a :func:`population`, whose partitions are one or one for each seed, by the settings.
 
     Raises:
         ValueError: if the data do not allow that split.

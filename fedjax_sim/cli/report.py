@@ -189,10 +189,6 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     at least must have. A peak that is not known is "-". Where there is a target, the last columns
     have the rounds and the traffic of the runs that reached it: "not reached" is no number. With a
     clock there are seconds too.
-
-    Args:
-        summaries: by algorithm, see :func:`measurements`.
-        metric: how the score is read.
     """
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))

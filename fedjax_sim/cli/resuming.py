@@ -111,11 +111,6 @@ def asked(argv: Sequence[str]) -> Resuming:
 def check_settings(folder: Path, begun: Config, config: Config) -> None:
     """Rejects settings that would change the run.
 
-    Args:
-        folder: of the run.
-        begun: as it was.
-        config: as it is to go on.
-
     Raises:
         ValueError: if a setting differs; names its flag, its new and its old value.
     """

@@ -131,14 +131,9 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
 
 
 def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
-    """Yields remarks on one algorithm for the lines below the table.
+    """Yields remarks on one algorithm, see :func:`summarise`, for the lines below the table.
 
-    Args:
-        summary: see :func:`summarise`.
-        clients: those that train, which δ is set beside; None if that is not known.
-
-    Yields:
-        A line each.
+    The ``clients`` that train, if their number is known, stand beside δ.
     """
     s = summary
     if "epsilon" in s:

@@ -39,11 +39,7 @@ def _clock(text: str) -> Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Timing(Group):
-    """How long a round takes; the same devices for all algorithms.
-
-    Attributes:
-        clock: the text of a clock; None: rounds take no time.
-    """
+    """How long a round takes; the same devices for all algorithms."""
 
     title: ClassVar[str] = "simulated time, for all algorithms alike"
 

@@ -29,16 +29,7 @@ def held_out(
 def take_validation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that train and those that validate.
-
-    Args:
-        dataset: the data set.
-        by_seed: seed and samples of each run.
-        share: share of the samples that validate; None for none.
-
-    Returns:
-        The partitions of the training samples, and of the validation samples; no partitions if none
-        validate.
+    """Splits each client's samples into those that train and a share that validates, if any does.
 
     Raises:
         ValueError: if no client has two samples.
@@ -54,16 +45,7 @@ def take_validation(
 def take_adaptation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that it adapts on and those that are scored.
-
-    Args:
-        dataset: the data set.
-        by_seed: seed and samples of each run.
-        share: share of the samples to adapt on; None for none.
-
-    Returns:
-        The partitions of the samples to adapt on, and of the others; no partitions if clients do
-        not adapt.
+    """Splits each client's samples into a share that it adapts on, if it does, and those scored.
 
     Raises:
         ValueError: if no client has two samples.
@@ -95,14 +77,10 @@ def as_one_client(held: Sequence[Partition]) -> list[Partition]:
 
 
 def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the numbers of the clients of ``--test-clients``.
-
-    Args:
-        names: names of all clients; empty if the clients are not natural ones.
-        chosen: names of the test clients.
+    """Returns the numbers of the clients of ``--test-clients``, given the names of all.
 
     Raises:
-        ValueError: if there is no such client, or no client is left to train.
+        ValueError: if there is no such client, clients have no names, or none is left to train.
 
     >>> named_clients(["art", "photo", "sketch"], ["sketch"]).tolist()
     [2]

@@ -119,14 +119,9 @@ def of_class(batch: Batch, classes: int) -> Array:
 
 
 def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:
-    """Returns one minibatch of an epoch.
+    """Returns a minibatch of an epoch, whose samples are in the order ``int32[capacity]``.
 
-    Args:
-        client: the client.
-        order: ``int32[capacity]``, its samples in the order of the epoch.
-        number: ``int32[]``, index of the minibatch.
-        size: B.
-        refill: whether to fill a smaller last minibatch with the first samples of the epoch.
+    ``refill`` fills a smaller last minibatch with the first samples of the epoch.
     """
     position = number * size + jnp.arange(size, dtype=jnp.int32)
     mask = position < client.size

@@ -81,13 +81,9 @@ def pack(prefix: str, tree: PyTree) -> Arrays:
 
 
 def unpack(arrays: Arrays, prefix: str, shapes: PyTree, *, exact: bool = False) -> Any:
-    """Returns the tree whose leaves :func:`pack` returned.
+    """Returns the tree whose leaves :func:`pack` returned, with the structure of ``shapes``.
 
-    Args:
-        arrays: arrays by name.
-        prefix: prefix of the names.
-        shapes: a tree of the same structure.
-        exact: whether the shapes must be the same; the rows of an interval vary in number.
+    Shapes must be the same if ``exact``; the rows of an interval vary in number.
 
     Raises:
         CheckpointError: if an array is missing or has another shape.
@@ -157,11 +153,9 @@ class Checkpoint(NamedTuple):
     ) -> tuple[Run, list[tuple[int, Interval]]]:
         """Restores the run and its intervals, each with the rounds done after it.
 
-        Args:
-            shapes: results of the programs of the experiment, by name.
-            layout: layout of the state.
-            rounds: rounds of the whole run; models in flight are collected only at its end.
-            record: function that returned the recorded part of each state.
+        ``shapes`` are the results of the experiment's programs by name. Models in flight are
+        collected only after the ``rounds`` of the whole run; ``record`` is the function that
+        returned the recorded part of each state.
 
         Raises:
             CheckpointError: if the arrays do not fit the programs.
@@ -251,12 +245,9 @@ def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
 
 
 def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
-    """Writes a checkpoint of a finished run that holds the server's model alone.
+    """Writes a checkpoint of a finished run that holds the server's model ``[R, *p]`` alone.
 
-    Args:
-        folder: folder of the checkpoints of an algorithm, which is made.
-        ends: rounds done at each evaluation.
-        variables: the model after the last one, ``[R, *p]``.
+    ``ends`` are the rounds done at each evaluation.
 
     Raises:
         OSError: if it cannot be written.

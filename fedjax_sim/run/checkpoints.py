@@ -127,12 +127,6 @@ class Saver:
     ) -> None:
         """Takes an interval, and saves the run if it is time to.
 
-        Args:
-            done: rounds so far.
-            interval: the last interval.
-            evaluations: evaluations so far, including that of the interval.
-            metrics: metrics of all rounds that were evaluated.
-
         Raises:
             CheckpointError: if the folder is gone: nothing can be saved any more.
         """

@@ -299,13 +299,10 @@ class Runner:
 
 
 def rounds_of_call(left: int, seconds: float | None) -> int:
-    """Returns how many rounds the next call of a program runs: about ten seconds of them.
+    """Returns how many of the rounds ``left`` the next call runs: about ten seconds of them.
 
+    ``seconds`` is how long a round took in the last call; None before the first call, of one round.
     All processes of a run follow process 0.
-
-    Args:
-        left: the most rounds.
-        seconds: seconds of a round in the last call; None before the first call, of one round.
     """
     if left <= 1:
         return left

@@ -75,14 +75,7 @@ class Section(NamedTuple):
 def sections(
     reading: Reading, groups: Sequence[Group], tables: Sequence[Wide], folder: Path
 ) -> list[Section]:
-    """Returns all sections of a report, and draws its pictures.
-
-    Args:
-        reading: the runs that were read.
-        groups: its trials by problem.
-        tables: methods by the values of a setting.
-        folder: for the pictures.
-    """
+    """Returns all sections of a report, and draws its pictures."""
     found = [Section("What was run", 2, _opening(reading, groups))]
     styles = styles_of(groups)
     for i, wide in enumerate(tables, 1):

@@ -74,12 +74,7 @@ def over_text(over: Over | None, metric: Metric) -> str:
 
 
 def scores(group: Group, *, with_differences: bool = False) -> Table:
-    """Returns the scores and the traffic of a group's methods.
-
-    Args:
-        group: the trials.
-        with_differences: whether the differences to the baseline stand between them, for a paper.
-    """
+    """Returns the scores and the traffic of a group's methods, for a paper with the differences."""
     trials, metric = group.trials, group.trials[0].metric
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
     overs = {m: [over_runs(t, m) for t in trials] for m in moments}

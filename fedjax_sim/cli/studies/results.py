@@ -62,13 +62,7 @@ class Row(NamedTuple):
 
 
 def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
-    """Returns the methods of a finished cell, each with the setting that validation chose.
-
-    Args:
-        study: which settings belong to a row.
-        cell: the cell.
-        folder: of its run.
-    """
+    """Returns the methods of a finished cell, each with the setting that validation chose."""
     summary, config = read_summary(folder), written(folder)
     runs = [{"seed": seed} for seed in cell.config.experiment.seeds]
     if cell.config.scores.folds is not None:

@@ -92,12 +92,6 @@ class View(Plain):
     """How far a study is: cells, rounds, the best so far, the time left.
 
     What else is printed scrolls above it. It is drawn anew when something is known, by no thread.
-
-    Args:
-        terminal: where.
-        cells: what runs.
-        done: how far an earlier run has come, by cell.
-        now: clock in seconds.
     """
 
     def __init__(
@@ -215,13 +209,7 @@ def viewed(
     done: Mapping[str, Shares],
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Plain]:
-    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal.
-
-    Args:
-        cells: what runs.
-        done: how far an earlier run has come, by cell.
-        now: clock in seconds.
-    """
+    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield Plain(cells, done, now)
         return
