@@ -70,7 +70,7 @@ MOMENTUM = 0.9
 
 
 def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
-    """Returns a method's own defaults of local training, beside the settings that were given.
+    """Returns a method's own defaults of local training, given the settings of the command.
 
     The clients of a method that ``plain_sgd`` marks have no momentum. A default
     learning rate is then raised, so that steps stay as long.

@@ -133,7 +133,7 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
 def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
     """Yields remarks on one algorithm, see :func:`summarise`, for the lines below the table.
 
-    The ``clients`` that train, if their number is known, stand beside δ.
+    The number of ``clients`` that train, if it is known, is printed with δ.
     """
     s = summary
     if "epsilon" in s:
