@@ -151,10 +151,10 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
         assert cells[3].strip("*") == (
             f"{100 * scores[ROWS[0]].mean():.2f} ± {100 * scores[ROWS[0]].std():.2f}"
         )
-        assert cells[4] == f"{100 * away.mean():+.2f}"
+        assert cells[4] == f"{100 * away.mean():+.2f} ± {100 * away.std():.2f}"
         # Six runs of three folds, of which one trains for each that is scored.
         t = scipy.stats.ttest_1samp(away, 0).statistic / np.sqrt(1 + len(away))
-        assert cells[5] == f"{2 * scipy.stats.t.sf(abs(t), len(away) - 1):.2g}"
+        assert cells[5] == f"{2 * scipy.stats.t.sf(abs(t), len(away) - 1):.3g}"
         best = max(ROWS, key=lambda row: scores[row].mean())
         assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
     assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2

@@ -59,9 +59,6 @@ def forms() -> str:
 def parse_attack(text: str) -> tuple[str, dict[str, Any]]:
     """Returns the attack and its arguments that a text means.
 
-    Args:
-        text: such as ``ipm`` or ``sign_flip(scale=2)``.
-
     Raises:
         ValueError: if it is none; names them all.
 

@@ -131,11 +131,7 @@ def options(
 
 
 def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
-    """Returns what reads a value of a parameter of this type; equal readers are one.
-
-    Args:
-        hint: the type.
-        limits: of a number, see :func:`number`.
+    """Returns what reads a value of a type, see :func:`number`; equal readers are one.
 
     Raises:
         TypeError: if no text stands for such a value.

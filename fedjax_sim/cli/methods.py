@@ -34,9 +34,6 @@ They are rejected in a method that has the first of the options, see :func:`chec
 def algorithm(text: str) -> str:
     """Returns the name of an algorithm; case, dashes and underscores do not count.
 
-    Args:
-        text: the name, or ``package.module:function``, which is its own name.
-
     Raises:
         ValueError: if there is none; offers names that are spelt nearly so, or the method that
           takes that rule.

@@ -49,13 +49,8 @@ def measurements(
 ) -> dict[str, Any]:
     """Returns the entry of one algorithm in ``summary.json``.
 
-    Args:
-        result: its R runs, seed by seed, folds inside.
-        score: the one that tables show.
-        seeds: how many; R is a multiple of it.
-        fedavg_bytes: what FedAvg would have sent, up and down, in one run.
-        clients: N.
-        emd: measured, mean over seeds; None without classes.
+    The R runs are seed by seed, folds inside; ``fedavg_bytes`` is what FedAvg would have sent, up
+    and down, in one run.
 
     Returns:
         Scores are fractions, or in the units of y: mean and standard deviation over runs, of the

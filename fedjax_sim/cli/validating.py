@@ -61,7 +61,6 @@ def take_adaptation(
 def with_clients(partition: Partition, other: Partition, clients: NDArray[np.int64]) -> Partition:
     """Returns the partition with the samples that some clients have in another one.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> one, other = partition_from_lists([[0], [1]]), partition_from_lists([[2], [3]])
     >>> with_clients(one, other, np.array([1])).index.tolist()
     [0, 3]
@@ -106,7 +105,6 @@ def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int
 def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -> str:
     """Writes how many samples validate, if any.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> train, held = partition_from_lists([[0, 1], [2]]), partition_from_lists([[3], []])
     >>> describe_validation([train], [held])
     '; validated on 1 of 4 training samples, of 1 of 2 clients'
@@ -133,7 +131,6 @@ def describe_adaptation(share: float | None) -> str:
 def scored_clients(tests: Sequence[Partition]) -> str:
     """Returns how many clients have samples to be scored on, in words.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> scored_clients([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
     '1 to 2 of 2 clients'
     """

@@ -39,15 +39,7 @@ def _natural(
     min_size: int = 1,
     seed: int,
 ) -> Partition:
-    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients.
-
-    Args:
-        labels: ``[n, ...]``, any targets.
-        clients: number of natural clients; None for all.
-        groups: ``int[n]``, group of each sample.
-        min_size: smallest group to use; samples of smaller groups are unused.
-        seed: unused.
-    """
+    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
     if groups is None or np.shape(groups) != np.shape(labels)[:1]:
         shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
         raise ValueError(
@@ -133,14 +125,10 @@ class Sample:
         groups: ArrayLike | None = None,
         features: Mapping[str, ArrayLike] | None = None,
     ) -> Partition:
-        """Samples a partition.
+        """Samples a partition of the labels ``int[n]`` for K clients; None for all natural clients.
 
-        Args:
-            labels: ``int[n]``.
-            clients: K; None for all natural clients.
-            seed: random seed.
-            groups: ``int[n]``, natural group of each sample, for samplers that use it.
-            features: ``int[n]`` of each categorical feature by name, for samplers that use them.
+        Samplers that use them get the natural group of each sample, ``int[n]``, and ``int[n]`` of
+        each categorical feature by name.
         """
         name, sampler = SAMPLERS.resolve(self.sampler)
         available = {"groups": groups, "features": features}

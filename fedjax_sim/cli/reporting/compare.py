@@ -77,15 +77,10 @@ class Grid(NamedTuple):
 
 
 def over_runs(trial: Trial, moment: Moment) -> Over | None:
-    """Returns a method's score in each run.
+    """Returns a method's score over its R runs; None without a validation set.
 
-    Args:
-        trial: of R runs.
-        moment: after the last round ("final"), after each run's round that is best on the
-            validation set ("validated"), or there on that set ("validation").
-
-    Returns:
-        The score over runs; None without a validation set.
+    The moment is after the last round ("final"), after each run's round that is best on the
+    validation set ("validated"), or there on that set ("validation").
     """
     if trial.diverged:
         return Over(np.full(trial.runs, math.nan), _diverged(trial))

@@ -89,7 +89,7 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
         if with_differences:
             one = found.get(trial)
             known = one is not None and len(one.values) > 0
-            row["difference"] = _gain(one, metric) if one is not None and known else "-"
+            row["difference"] = gain_text(one, metric) if one is not None and known else "-"
             row["p"] = chance(one.p) if one is not None and known else "-"
         began = len(trial.rounds) > 0
         ratio = trial.summary.get("traffic_ratio")
@@ -156,7 +156,7 @@ def compared(group: Group) -> Table:
     corrected = with_holm(differences(group))
     for trial, found in differences(group).items():
         n = len(found.values)
-        gain = _gain(found, metric) if n else "no pairs"
+        gain = gain_text(found, metric) if n else "no pairs"
         for one, whose in ((trial, ""), (group.baseline, "baseline ")):
             if one is not None and one.diverged:
                 gain = whose + over_text(over_runs(one, "final"), metric)
@@ -185,7 +185,8 @@ def with_holm(found: Mapping[T, Difference]) -> dict[T, float]:
     return dict(zip(known, p.tolist(), strict=True))
 
 
-def _gain(found: Difference, metric: Metric) -> str:
+def gain_text(found: Difference, metric: Metric) -> str:
+    """Writes a difference over runs, with its sign."""
     text = over_text(Over(found.values), metric)
     return text if text.startswith("-") else f"+{text}"
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from fedjax_sim.base.words import counted, duration
 from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.studies.plan import Cell
-from fedjax_sim.cli.studies.results import Row, best_of, shown_score
+from fedjax_sim.cli.studies.results import Row, best_of
 from fedjax_sim.cli.watching import Tell, bar, called
 
 BESTS = 3
@@ -131,7 +131,7 @@ class View(Plain):
         self._running.pop(cell.name, None)
         best = best_of(rows) if rows else None
         if best is not None:
-            said = f"{best.method} {shown_score(best)} by {best.setting}"
+            said = f"{best.method} {best.text} by {best.setting}"
             self._bests = [*self._bests, f"best at {cell.name}: {said}"][-BESTS:]
         self.draw()
 
