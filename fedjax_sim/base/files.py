@@ -49,14 +49,7 @@ def memory_of_host() -> int | None:
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
-    """Reads the arrays of a ``.npz`` file, each checked against its checksum.
-
-    Args:
-        path: the file.
-        names: the arrays to read, as far as the file has them; None for all.
-
-    Returns:
-        The arrays by name, in the order of the file.
+    """Reads the arrays of a ``.npz`` file by name, all or some, each checked against its checksum.
 
     Raises:
         OSError: if the file cannot be opened.

@@ -119,9 +119,14 @@ def of_class(batch: Batch, classes: int) -> Array:
 
 
 def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:
-    """Returns a minibatch of an epoch, whose samples are in the order ``int32[capacity]``.
+    """Returns one minibatch of an epoch.
 
-    ``refill`` fills a smaller last minibatch with the first samples of the epoch.
+    Args:
+        client: the client.
+        order: ``int32[capacity]``, its samples in the order of the epoch.
+        number: ``int32[]``, index of the minibatch.
+        size: B.
+        refill: whether to fill a smaller last minibatch with the first samples of the epoch.
     """
     position = number * size + jnp.arange(size, dtype=jnp.int32)
     mask = position < client.size

@@ -186,14 +186,10 @@ def launch_price(forward: Jaxpr, weights: int) -> float:
 
     .. math:: \frac{10\, p \cdot 2.2\, \mu s}{(6 W + 2 A) / (3\, TB/s)}
 
-    with p the matrix products and convolutions of the forward pass, and A the bytes that it
-    computes. By their counts in compiled programs, six networks have 0.3 to 2.7 times this price.
-    :func:`lanes_for` with the estimate is at most 4 % slower than with the count, on lognormal
-    sizes.
-
-    Args:
-        forward: the forward pass of a minibatch.
-        weights: W, the bytes of the weights.
+    with p the matrix products and convolutions of the forward pass of a minibatch, A the bytes that
+    it computes, and W the bytes of the weights. By their counts in compiled programs, six networks
+    have 0.3 to 2.7 times this price. :func:`lanes_for` with the estimate is at most 4 % slower than
+    with the count, on lognormal sizes.
 
     >>> made = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((10, 784)), jnp.ones((784, 10)))
     >>> round(launch_price(made.jaxpr, 4 * 7840))  # of small models many fit
