@@ -129,10 +129,6 @@ class ClientMemory:
 
     It exports and restores runs in place of a :class:`fedjax_sim.run.layout.Layout`. Between two
     programs, runs are without per-client state.
-
-    Args:
-        layout: layout of the run on the devices.
-        clients: N.
     """
 
     def __init__(self, layout: Layout, clients: int) -> None:

@@ -45,9 +45,6 @@ class Runner:
     All are compiled once, before the first round. Data and sets are placed on the devices, each
     array once even if several trees hold it.
 
-    Args:
-        programs: the programs.
-
     Attributes:
         compile_seconds: seconds of tracing, lowering and compiling.
         device_bytes: the most bytes that a device holds, once the programs are compiled.
