@@ -34,9 +34,6 @@ from fedjax_sim.run.environment import versions
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
-    Args:
-        argv: its arguments; None for those of this process.
-
     Returns:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 130 for Ctrl-C, 143 for SIGTERM.
     """
@@ -66,10 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(study: Study, asked: Asked, on: str) -> int:
     """Runs the cells and writes the tables; returns the status of the command.
 
-    Args:
-        study: what runs.
-        asked: what the command line says, with the folder of the study.
-        on: how to go on with what is stopped.
+    ``on`` is the command that goes on with what is stopped.
     """
     print(study)
     first, step = asked.shard

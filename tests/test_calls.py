@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,9 @@ from fedjax_sim.base.registry import trusting
 from fedjax_sim.cli.build import build as build_all
 from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.cli.parser import parse as parse_command
-from fedjax_sim.cli.parser import parse_folder
 from fedjax_sim.cli.parts import ROLES, checked, made
 from fedjax_sim.cli.resuming import check_settings
 from fedjax_sim.cli.studies.plan import read_study
-
-FORMAT1 = Path(__file__).parent / "folders" / "format1"
 
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True)
 LITERALS = st.one_of(
@@ -205,14 +201,3 @@ def test_a_study_and_a_resumed_run_read_parts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape("--server is mix(1), and None in the run")):
         check_settings(tmp_path, parse_command(COMMAND), other)
     assert "server" not in parse_command(COMMAND).record()
-
-
-def test_folders_of_earlier_versions_have_their_clock_in_flags(tmp_path: Path) -> None:
-    told = json.loads((FORMAT1 / "config.json").read_text(encoding="utf-8"))
-    told["command"] += " --clock 'tiers(1, 2)' --bandwidth 'shared(1, 8)' --watts 2 --deadline 9"
-    told["command"] += " --late partial --availability 'bernoulli(0.5)'"
-    (tmp_path / "config.json").write_text(json.dumps(told))
-    assert parse_folder(tmp_path, ()).timing.clock == (
-        "simulated(tiers(1, 2), link=bandwidth(1000000.0, 8000000.0, shared=True), "
-        "available=bernoulli(0.5), deadline=9, late='partial', watts=2)"
-    )

@@ -26,7 +26,7 @@ BASE += ["--devices", "1"]
     [
         (
             "--deadline 3",
-            'unrecognized arguments: --deadline 3: use --clock "simulated(tiers(1, 2, 10), deadl',
+            "unrecognized arguments: --deadline 3",
         ),
         ("--clock tiers()", "--clock: tiers(): tiers needs at least one value"),
         ("--clock tiers(1,-2)", "--clock: tiers(1,-2): values must be positive and finite, got -2"),

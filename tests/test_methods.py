@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import algorithms
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -893,9 +894,9 @@ def test_method_is_one_composition_and_documented(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", catalogue.ASKED)
+@pytest.mark.parametrize("name", algorithms.ASKED)
 def test_a_command_asks_for_what_it_must_be_given(name: str) -> None:
-    given = shlex.split(catalogue.command(name))[3:]
+    given = shlex.split(algorithms.command(name))[3:]
     build(parse([*given, "--compare", "none", "--seeds", "1"]))
     with pytest.raises(ValueError, match=f"^{name}: "):
         build(parse([*given[:2], "--compare", "none"]))
@@ -903,7 +904,7 @@ def test_a_command_asks_for_what_it_must_be_given(name: str) -> None:
 
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[1] / "docs" / "algorithms.md"
-    assert page.read_text(encoding="utf-8") == catalogue.page(), (
+    assert page.read_text(encoding="utf-8") == algorithms.page(), (
         "python docs/algorithms.py > docs/algorithms.md"
     )
 

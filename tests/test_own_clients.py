@@ -15,13 +15,13 @@ import fedjax_sim as fs
 from fedjax_sim import bench, data
 from fedjax_sim.cli import dealing
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.commands import Source, deal_seeds
+from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.defaults import TABLE, defaults_of
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.summary import remarks
 from fedjax_sim.cli.training import without_steps
 from fedjax_sim.data import DATASETS, Dataset, from_arrays
-from fedjax_sim.partition import parse_sampler, partition_from_lists
+from fedjax_sim.partition import partition_from_lists
 
 RNG = np.random.default_rng(0)
 ALONE = ["--algo", "fedavg", "--compare", "none", "--seeds", "1"]
@@ -154,8 +154,7 @@ def test_some_partition_is_possible_without_a_word(case: str) -> None:
     assert (deal.text, deal.clients) == (wanted, min(n // 2, 40))
     assert deal.why.startswith("the default")
     assert ("labels reach EMD" in deal.why) == (wanted not in ("iid", "emd(1.4)"))
-    sample = parse_sampler(deal.text)[1]
-    for p in deal_seeds(sample, mine, deal.clients, (0, 1, 2), origin="", flags=[]):
+    for p in dealing.deal_seeds(deal.text, mine, deal.clients, (0, 1, 2), origin=""):
         assert p.sizes.min() > 0
 
 

@@ -28,22 +28,21 @@ from fedjax_sim.partition import (
 )
 
 BASE = ["--clients", "20"]
-# One request by flags and the same by its text form, for every sampler.
-ALIKE = {
-    "iid": ([], "iid"),
-    "ll": (["--labels-per-client", "2", "--fraction", "0.875"], "ll(2, 7/8)"),
-    "ll_q": (["--labels-per-client", "2", "--q", "0.9"], "ll_q(2, 0.9)"),
-    "q": (["--q", "0.8"], "q(0.8)"),
-    "emd": (["--emd", "1.2", "--in-turn"], "emd(1.2, in_turn)"),
-    "robin_hood": (["--emd", "1.2", "--tolerance", "0.1"], "robin_hood(1.2, 0.1)"),
-    "dirichlet": (["--alpha", "0.3", "--min-size", "2"], "dirichlet(0.3, 2)"),
-    "dirichlet_classes": (["--alpha", "0.3"], "dirichlet_classes(0.3)"),
-    "quantity": (["--alpha", "0.3"], "quantity(0.3)"),
-    "matched": (["--mu", "1", "--lam", "0.1"], "matched(1, 0.1)"),
-    "natural": (["--min-size", "60"], "natural(60)"),
-    "shards": (["--shards-per-client", "3"], "shards(3)"),
-    "label_sets": (["--labels-per-client", "2"], "label_sets(2)"),
-    "power_law": (["--exponent", "1.5"], "power_law(3/2)"),
+TEXTS = {
+    "iid": "iid",
+    "ll": "ll(2, 7/8)",
+    "ll_q": "ll_q(2, 0.9)",
+    "q": "q(0.8)",
+    "emd": "emd(1.2, in_turn)",
+    "robin_hood": "robin_hood(1.2, 0.1)",
+    "dirichlet": "dirichlet(0.3, 2)",
+    "dirichlet_classes": "dirichlet_classes(0.3)",
+    "quantity": "quantity(0.3)",
+    "matched": "matched(1, 0.1)",
+    "natural": "natural(60)",
+    "shards": "shards(3)",
+    "label_sets": "label_sets(2)",
+    "power_law": "power_law(3/2)",
 }
 
 
@@ -56,7 +55,7 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def test_every_sampler_has_a_request_here() -> None:
-    assert ALIKE.keys() == SAMPLERS.keys()
+    assert TEXTS.keys() == SAMPLERS.keys()
 
 
 @pytest.fixture
@@ -68,22 +67,20 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", ALIKE)
-def test_flags_and_text_give_the_same_partition(name: Any, tmp_path: Path) -> None:
-    flags, text = ALIKE[name]
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_command_and_the_library_give_the_same_partition(name: str, tmp_path: Path) -> None:
     grouped = name == "natural"
     data = ["--dataset", "synthetic(0, 0)"] if grouped else BASE
-    run(tmp_path / "flags", *data, "--sampler", name, *flags)
-    run(tmp_path / "text", *data, "--sampler", text)
-    by_flags, by_text = (load_partition(tmp_path / way / "seed0.npz") for way in ("flags", "text"))
-    assert partition_hash(by_flags) == partition_hash(by_text)
+    run(tmp_path / "run", *data, "--sampler", TEXTS[name])
+    made = load_partition(tmp_path / "run" / "seed0.npz")
     dataset = load_dataset("synthetic(0, 0)" if grouped else "digits")
     clients = None if grouped else 20
-    library = parse_sampler(text)[1](dataset.train_y, clients, 0, groups=dataset.train_client)
-    assert partition_hash(by_flags) == partition_hash(library)
+    sample = parse_sampler(TEXTS[name])[1]
+    library = sample(dataset.train_y, clients, 0, groups=dataset.train_client)
+    assert partition_hash(made) == partition_hash(library)
 
 
-def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_every_parameter_of_every_sampler(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         partitioning.command(["--help"])
     assert stopped.value.code == 0
@@ -91,15 +88,8 @@ def test_every_parameter_of_every_sampler_is_a_flag(capsys: pytest.CaptureFixtur
     functions: list[Any] = [*SAMPLERS.values(), matched, natural]
     for function in functions:
         for key in keywords(function, ("seed", "groups", "features", "ids")):
-            assert "--" + key.replace("_", "-") in text
-    # A flag says of every sampler that has it what it is there.
-    assert "--alpha X dirichlet, quantity: α, the concentration, positive" in text
-    assert "--q X ll_q: a probability, in 0 … 1; q = t/M has no skew (needed) q: a prob" in text
-    assert (
-        "dirichlet: minimum number of samples of a client, at least 1 (default: 1) natural: "
-        in text
-    )
-    for word in ("--pool", "--seeds", "robin_hood(emd, tolerance=0.01)", "else emd(1.4), or 7/9"):
+            assert key in text
+    for word in ("--pool", "--seeds", "robin_hood(emd, tolerance=0.01)", "1.4, or 7/9"):
         assert word in text
 
 
@@ -108,15 +98,15 @@ def test_folder_holds_partitions_report_and_pictures(
 ) -> None:
     from matplotlib.image import imread
 
-    argv = ["--sampler", "dirichlet", "--alpha", "0.5", *BASE, "--seeds", "3"]
+    argv = ["--sampler", "dirichlet(0.5)", *BASE, "--seeds", "3"]
     run(tmp_path / "run", *argv)
     out = capsys.readouterr().out
     found = record(tmp_path / "run")
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "seed0.npz", "seed1.npz", "seed2.npz", "report.json", "clients.png", "skew.png"
     }  # fmt: skip
-    assert (found["options"], found["clients"], found["seeds"]) == ({"alpha": 0.5}, 20, 3)
-    assert "--alpha 0.5" in found["command"]
+    assert (found["sampler"], found["clients"], found["seeds"]) == ("dirichlet(0.5)", 20, 3)
+    assert "--sampler 'dirichlet(0.5)'" in found["command"]
     assert found.keys().isdisjoint({"data_dir", "out"})  # the command tells where
     y = load_dataset("digits").train_y
     for seed, report in enumerate(found["reports"]):
@@ -176,7 +166,7 @@ def test_without_a_sampler_it_makes_what_the_bench_makes(tmp_path: Path) -> None
 def test_the_bench_takes_the_file(
     pool: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--sampler", "quantity", "--alpha", "1", "--clients", "6"]
+    argv = ["--sampler", "quantity(1)", "--clients", "6"]
     run(tmp_path / "run", *argv, *(["--pool"] if pool else []))
     dataset = load_dataset("digits")
     samples = (pooled(dataset) if pool else dataset).train_y.size
@@ -197,10 +187,10 @@ def test_the_bench_takes_the_file(
 @pytest.mark.usefixtures("undrawn")
 def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: str) -> None:
     argv = ["--dataset", "covertype", "--data-dir", data_dir, "--clients", "5"]
-    argv += ["--sampler", "matched", "--mu", "1", "--lam", "1", "--burn-in", "0", "--moves", "0"]
     dataset = load_dataset("covertype", data_dir)
     for name, theta, features in (("without", None, None), ("with", 0.1, dataset.features)):
-        run(tmp_path / name, *argv, *([] if theta is None else ["--theta", str(theta)]))
+        more = "" if theta is None else f", theta={theta}"
+        run(tmp_path / name, *argv, "--sampler", f"matched(1, 1, burn_in=0, moves=0{more})")
         wanted = matched(
             dataset.train_y, 5, mu=1, lam=1, theta=theta, features=features, burn_in=0, moves=0,
             seed=0,
@@ -210,19 +200,19 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: 
 
 
 BAD = {
-    "unknown sampler": (["--sampler", "nope"], "--sampler must be the text of one, got 'nope'"),
-    "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(labels_per_client, "),
-    "needed flag": (["--sampler", "dirichlet"], "--sampler dirichlet needs --alpha"),
-    "needed flags": (["--sampler", "matched"], "needs --mu and --lam"),
-    "other's flag": (["--sampler", "ll", "--q", "0.5"], "flags are: --labels-per-client, --fra"),
-    "other's flag, default": (["--alpha", "0.5"], "--alpha is no flag of emd"),
-    "no flags": (["--sampler", "iid", "--alpha", "1"], "flags are: none"),
-    "twice": (["--sampler", "q(0.5)", "--q", "0.6"], "--q is given twice"),
-    "range": (
-        ["--sampler", "dirichlet", "--alpha", "-1"],
-        "--alpha must be positive and finite, got -1.0",
+    "unknown sampler": (
+        ["--sampler", "nope"],
+        "--sampler: sampler must be the text of one, got 'nope'",
     ),
-    "text": (["--sampler", "dirichlet", "--alpha", "much"], "--alpha"),
+    "broken text": (["--sampler", "ll(2"], "allowed: iid, ll(labels_per_client, "),
+    "needed value": (["--sampler", "dirichlet"], "got 'dirichlet'; allowed: iid, "),
+    "no values": (["--sampler", "iid(1)"], "got 'iid(1)'; allowed: iid, "),
+    "twice": (["--sampler", "q(0.5)", "--emd", "1"], "--emd: not allowed with argument --sampler"),
+    "range": (
+        ["--sampler", "dirichlet(-1)"],
+        "--sampler dirichlet(-1): alpha must be positive and finite, got -1.0",
+    ),
+    "text": (["--sampler", "dirichlet(much)"], "got 'dirichlet(much)'; allowed: iid, "),
     "out of reach": (
         ["--emd", "1.95"],
         "--emd must be at most 1.7999 for these labels and 40 clients",
@@ -267,7 +257,7 @@ def test_solver_that_gives_up_is_one_line(
     monkeypatch.setattr("fedjax_sim.partition._matched.closest_table", give_up)
     out = ["--out", str(tmp_path / "run")]
     assert partitioning.command(["--sampler", "matched(1, 0.1)", *BASE, *out]) == 2
-    wanted = "matched: the solver stopped: MaxIterations\n"
+    wanted = "matched(1, 0.1): the solver stopped: MaxIterations\n"
     assert capsys.readouterr().err.endswith(f"fedjax_sim.partition: error: --sampler {wanted}")
     assert list(tmp_path.iterdir()) == []
 

@@ -225,12 +225,11 @@ def test_a_module_beside_is_found(mine: ModuleType, tmp_path: Path) -> None:
     assert "(mine:fed 0.5)" in done.stdout
 
 
-def test_a_sampler_has_flags_in_the_other_command(mine: ModuleType, tmp_path: Path) -> None:
-    base = ["--clients", "4", "--out"]
-    for i, argv in enumerate((["mine:slices", "--each", "3"], ["mine:slices(each=3)"])):
-        assert partitioning.command([*base, str(tmp_path / str(i)), "--sampler", *argv]) == 0
-        report = json.loads((tmp_path / str(i) / "report.json").read_text())
-        assert (report["sampler"], report["options"]) == ("mine:slices", {"each": 3})
+def test_the_other_command_deals_by_a_sampler_too(mine: ModuleType, tmp_path: Path) -> None:
+    argv = ["--clients", "4", "--out", str(tmp_path / "run"), "--sampler", "mine:slices(each=3)"]
+    assert partitioning.command(argv) == 0
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert (report["sampler"], report["clients"]) == ("mine:slices(each=3)", 4)
 
 
 @pytest.mark.parametrize("name", ["Linear", "keyword_net", "rngs_net", "net"])

@@ -952,8 +952,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "a lost record": (shorten, "run", "metrics.jsonl is damaged: it lacks the last round of b"),
     "a damaged summary": (damage("summary.json", "{"), "run", "run/summary.json is damaged"),
     "an older version": (
-        damage("config.json", '{"format": 1, "algo": "a", "compare": ["b"], "command": ""}'), "run",
-        "run/config.json is damaged, or of another version: it lacks options",
+        damage("config.json", '{"format": 1, "algo": "a", "compare": ["b"]}'), "run",
+        "run/config.json is of format 1, and this fedjax_sim reads 2",
     ),
     "another kind of setting": (
         settings(clients="12"), "run", "run/config.json is damaged: clients cannot be '12'"

@@ -151,10 +151,10 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
         assert cells[3].strip("*") == (
             f"{100 * scores[ROWS[0]].mean():.2f} ± {100 * scores[ROWS[0]].std():.2f}"
         )
-        assert cells[4] == f"{100 * away.mean():+.2f}"
+        assert cells[4] == f"{100 * away.mean():+.2f} ± {100 * away.std():.2f}"
         # Six runs of three folds, of which one trains for each that is scored.
         t = scipy.stats.ttest_1samp(away, 0).statistic / np.sqrt(1 + len(away))
-        assert cells[5] == f"{2 * scipy.stats.t.sf(abs(t), len(away) - 1):.2g}"
+        assert cells[5] == f"{2 * scipy.stats.t.sf(abs(t), len(away) - 1):.3g}"
         best = max(ROWS, key=lambda row: scores[row].mean())
         assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
     assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2
@@ -246,7 +246,7 @@ def test_the_best_row_of_a_cell(best: Literal["highest", "lowest"]) -> None:
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
     plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
-    told = (ROOT / "tests" / "folders" / "format1" / "config.json").read_text(encoding="utf-8")
+    told = (ROOT / "tests" / "folders" / "run" / "config.json").read_text(encoding="utf-8")
     found = {
         "validation_best_per_run": [0.5] * 6,
         "score_validated_per_run": [0.4] * 6,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import registry
 from fedjax_sim.base.registry import Registry, entry_points, trusting
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.flags import REMOVED
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.resuming import to_go_on
@@ -35,7 +33,7 @@ from fedjax_sim.models import MODELS
 from fedjax_sim.partition import SAMPLERS
 from fedjax_sim.run.environment import environment
 
-FORMAT1 = Path(__file__).parent / "folders" / "format1"
+STORED = Path(__file__).parent / "folders" / "run"
 CANARY = """
 from pathlib import Path
 Path({ran!r}).touch()
@@ -123,16 +121,15 @@ def sample(cases: Iterable[Any], every: int) -> list[Any]:
 
 
 def stored() -> dict[str, Any]:
-    """The settings of a run as they are written now."""
-    old = json.loads((FORMAT1 / "config.json").read_text())
-    words = shlex.split(old.pop("command"))[3:]
-    return {**old, "format": 2, "arguments": words}
+    """The settings of the stored run."""
+    found: dict[str, Any] = json.loads((STORED / "config.json").read_text())
+    return found
 
 
 def run_folder(**changed: Any) -> Path:
     """A run's folder with other settings."""
     folder = Path("run")
-    shutil.copytree(FORMAT1, folder)
+    shutil.copytree(STORED, folder)
     (folder / "config.json").write_text(json.dumps(stored() | changed))
     (folder / "checkpoints" / "fedavg").mkdir(parents=True)
     for name in ("checkpoints/fedavg/1.npz", "clients.png", "curves.png"):
@@ -203,10 +200,7 @@ def named(kind: str, role: str, text: str) -> tuple[Callable[[Path], int], Path]
         words += [f"--{role}", text] if role in ("compare", "algo") else [f"--{role}={text}"]
         if role == "partition":
             words = [w for w in words if w != "--emd" and w != "0.9"]
-        if kind == "format 1":
-            folder = run_folder(format=1, command=shlex.join(["python", "-m", "x", *words]))
-        else:
-            folder = run_folder(arguments=words)
+        folder = run_folder(arguments=words)
         return DOORS["load" if kind == "load" else "resume"], folder
     methods = [text if role in ("algo", "compare") else "fedavg"]
     row = f"{role} = [{text!r}]" if "grid" in kind else f"{role} = {text!r}"
@@ -218,7 +212,7 @@ def named(kind: str, role: str, text: str) -> tuple[Callable[[Path], int], Path]
     return (lambda _: study.main(argv.get(kind, [str(file), "--dry-run"]))), file
 
 
-KINDS = ("resume", "load", "format 1", "study", "dry study", "dry study grid", "resumed study")
+KINDS = ("resume", "load", "study", "dry study", "dry study grid", "resumed study")
 TEXTS = ("canary:{role}", "os:system", "antigravity:fly", "canary.sub:x")
 NAMED = [
     (kind, role, text.format(role="algo" if role == "compare" else role))
@@ -328,11 +322,8 @@ WHOLE: dict[str, tuple[str, str]] = {
     "deep": ("[" * 100_000, "is damaged"),
     "a long number": ('{"format": ' + "1" * 5000 + "}", "is damaged"),
     "no text": ("\udcff", "cannot be read"),
-    "a shell's quote": (json.dumps({"format": 1, "command": "a 'b"}), "command: No closing"),
-    "no command": (json.dumps({"format": 1, "command": None}), "is damaged"),
-    "a number": (json.dumps({"format": 1, "command": 7}), "is damaged"),
 }
-FORMATS = (None, 0, 3, -1, "2", True, 1.0, [2], 10**30)
+FORMATS = (None, 0, 1, 3, -1, "2", True, 1.0, [2], 10**30)
 ARGUMENTS = (
     ["--help"], ["-h"], ["-hh"], ["--version"], ["--list"], ["--list=x"], ["--lr"], ["-"], ["x"],
 )  # fmt: skip
@@ -420,19 +411,16 @@ def test_a_page_is_not_written_through_a_link(
 
 
 @pytest.mark.slow
-def test_a_folder_of_format_1_goes_on(here: Path) -> None:
+def test_a_stored_folder_goes_on(here: Path) -> None:
     folder = Path("run")
-    shutil.copytree(FORMAT1, folder)
+    shutil.copytree(STORED, folder)
     run = fs.load_run(folder)
     assert (run.algorithms, run.model.init is not None) == (("fedprox(mu=0.1)", "fedavg"), True)
     before = (folder / "metrics.jsonl").read_text()
     assert report([str(folder), "--out", "page"]) == 0
     assert bench.main(["--resume", str(folder)]) == 0
     found = json.loads((folder / "config.json").read_text())
-    former = {name: value for name, value in stored().items() if name not in REMOVED}
-    former |= {"validation": None, "test_clients": None, "adapt": None}  # which it did not have
-    former |= {"model_devices": 1}
-    assert found == former | {name: found[name] for name in ("arguments", "jax")}
+    assert found == stored() | {name: found[name] for name in ("arguments", "jax")}
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == len(before.splitlines())
 
 

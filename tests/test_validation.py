@@ -421,7 +421,7 @@ def test_a_study_chooses_by_the_models_that_it_reports(own: bool, tmp_path: Path
     summaries = {"ditto(lam=0.1)": summary(0.7, 0.3), "ditto(lam=1)": summary(0.6, 0.4)}
     best = "ditto(lam=1)" if own else "ditto(lam=0.1)"
     assert best_setting(summaries, lowest=False) == best
-    told = Path(__file__).parent / "folders" / "format1" / "config.json"
+    told = Path(__file__).parent / "folders" / "run" / "config.json"
     (tmp_path / "config.json").write_text(told.read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "summary.json").write_text(json.dumps(summaries))
     (row,) = rows_of(plan, plan.cells[0], tmp_path)

@@ -45,12 +45,11 @@ from fedjax_sim import diagnostics, flight, redistribution, weighting
 from fedjax_sim.algorithms import fedadam, fedprox, radfeda, radfedi, radfedm, radfedp
 from fedjax_sim.base import LocalUpdate, Weighting
 from fedjax_sim.cli.build import load_model
-from fedjax_sim.cli.commands import deal_seeds
+from fedjax_sim.cli.dealing import deal_seeds
 from fedjax_sim.cli.problem import Problem, by_clients, population
 from fedjax_sim.cli.scoring import Standardise
 from fedjax_sim.data import DataNotFoundError, Dataset, load_dataset
 from fedjax_sim.engine.cores import use_cores
-from fedjax_sim.partition import parse_sampler
 from fedjax_sim.round import compose
 
 METHODS = ("FedAvg", "FedProx", "FedAdapt", "RADFed", "RADFedi", "RADFeda", "RADFedp", "RADFedm")
@@ -205,9 +204,8 @@ def build(row: Row, training: Training, args: argparse.Namespace) -> Built | Non
     if found is None:
         return None
     dataset = thinned(population(found, "clients"), args.size.images)
-    _, sample = parse_sampler(row.sampler)
     clients = None if row.sampler == "natural" else 100
-    dealt = deal_seeds(sample, dataset, clients, range(args.seeds), origin=row.sampler, flags=())
+    dealt = deal_seeds(row.sampler, dataset, clients, range(args.seeds), origin=row.sampler)
     problem = by_clients(dataset, dealt, range(args.seeds), FOLDS, row.standardise)
     if problem.scaled:
         dataset = dataset._replace(mean=None, std=None)

@@ -48,9 +48,6 @@ def per_fedavg(
         The algorithm, which reports the losses after adaptation. Traffic per round: m models down,
         m up.
 
-    Raises:
-        ValueError: if alpha is negative or fine_tuning_steps is below 1.
-
     Source: Fallah, Mokhtari, Ozdaglar, "Personalized federated learning with theoretical
     guarantees: a model-agnostic meta-learning approach", NeurIPS 2020
     <https://arxiv.org/abs/2002.07948>, Algorithm 1.
@@ -104,10 +101,6 @@ def pfedme(
 
     Returns:
         The algorithm, which reports the minimised losses. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if lam, inner_lr, beta or fine_tuning_epochs is not positive, or inner_steps is
-            below 1.
 
     Source: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS
     2020 <https://arxiv.org/abs/2006.08848>, Algorithm 1.

@@ -112,9 +112,6 @@ def skewscout(
         The algorithm; with ``most_steps=1`` it is parallel SGD. Traffic per round: 2m models (m of
         them travelling) and 4 bytes each down; m models and 16 bytes each up.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Hsieh, Phanishayee, Mutlu, Gibbons, "The non-IID data quagmire of decentralized machine
     learning", ICML 2020 <https://arxiv.org/abs/1910.00189>, section 7.
 

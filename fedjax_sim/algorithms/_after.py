@@ -41,9 +41,6 @@ def feddf(
     Returns:
         The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Lin, Kong, Stich, Jaggi, "Ensemble distillation for robust model fusion in federated
     learning", NeurIPS 2020 <https://arxiv.org/abs/2006.07242>, Algorithm 1.
 

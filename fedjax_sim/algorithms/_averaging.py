@@ -27,9 +27,6 @@ def fedavg(
 
     .. math:: w_{t+1} = \sum_{k \in U_t} \frac{n_k}{\sum_{j \in U_t} n_j} w_k
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-efficient learning of
     deep networks from decentralized data", AISTATS 2017 <https://arxiv.org/abs/1602.05629>,
     Algorithm 1.
@@ -114,9 +111,6 @@ def fedavgm(
         The algorithm; without momentum and with ``server_lr=1`` it is FedAvg. Traffic per round: m
         models down, m up.
 
-    Raises:
-        ValueError: if server_lr is not positive or server_momentum is not in [0, 1).
-
     Source: Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated
     visual classification", 2019 <https://arxiv.org/abs/1909.06335>; Ozdayi, Kantarcioglu, Iyer,
     "Improving accuracy of federated learning in non-IID settings", 2020
@@ -149,9 +143,6 @@ def fedadagrad(
               m \leftarrow \beta_1 m + (1 - \beta_1)\,\Delta, \quad
               v \leftarrow v + \Delta^2, \quad
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if a setting is out of range or does not exist in the variant.
@@ -192,9 +183,6 @@ def fedadam(
               v \leftarrow \beta_2 v + (1 - \beta_2)\,\Delta^2, \quad
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Raises:
         ValueError: if a setting is out of range or does not exist in the variant.
 
@@ -230,9 +218,6 @@ def fedyogi(
               m \leftarrow \beta_1 m + (1 - \beta_1)\,\Delta, \quad
               v \leftarrow v - (1 - \beta_2)\,\Delta^2 \operatorname{sign}(v - \Delta^2), \quad
               w \leftarrow w + \eta\,\frac{m}{\sqrt v + \tau}
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if a setting is out of range or does not exist in the variant.

@@ -107,9 +107,6 @@ def fedmix(
         sends its ⌈n_k / M_k⌉ averages, each an input with its labels, to all others
         (:class:`fedjax_sim.mixup.peer_means`).
 
-    Raises:
-        ValueError: if mix_ratio or mix_samples is out of range.
-
     Source: Yoon, Shin, Hwang, Yang, "FedMix: approximation of mixup under mean augmented federated
     learning", ICLR 2021 <https://arxiv.org/abs/2107.00233>, Algorithm 2.
     """

@@ -78,9 +78,6 @@ def dynamic_clustering(
         The algorithm. Traffic per round: m copies of W (all group models) down; m models up, and
         one number with each.
 
-    Raises:
-        ValueError: if cluster_limit or cluster_by is out of range.
-
     Source: Vo, Rakotobe, "How to deal with non-IID data in federated learning", 2020 <vo2020how>,
     Algorithm 4.
     """

@@ -39,9 +39,6 @@ def cmfl(
         The algorithm. Memory: one model and the signs of one per client. Traffic per round: m
         models down, at most m up.
 
-    Raises:
-        ValueError: if relevance is not in [0, 1].
-
     Source: Wang, Wang, Li, "CMFL: mitigating communication overhead for federated learning", ICDCS
     2019 <https://doi.org/10.1109/ICDCS.2019.00099>.
 
@@ -78,9 +75,6 @@ def stc(
     Returns:
         The algorithm. Traffic per round: m messages up; m times ⌈N/m⌉ messages down, or m models if
         that is less. Non-trainable variables are sent whole.
-
-    Raises:
-        ValueError: if sparsity is out of range.
 
     Source: Sattler, Wiedemann, Müller, Samek, "Robust and communication-efficient federated
     learning from non-i.i.d. data", 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2.
@@ -127,9 +121,6 @@ def fedavg_top_k(
         The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding. Traffic per round: m models
         down; m messages up, with 32 bits and a position for each entry sent.
 
-    Raises:
-        ValueError: if sparsity is out of range.
-
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
     <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates.
 
@@ -166,9 +157,6 @@ def fedavg_qsgd(
     Returns:
         The algorithm. Traffic per round: m models down; m messages up, with ⌈log2(2s + 1)⌉ bits per
         entry.
-
-    Raises:
-        ValueError: if levels is out of range.
 
     Source: Reisizadeh, Mokhtari, Hassani, Jadbabaie, Pedarsani, "FedPAQ: a communication-efficient
     federated learning method with periodic averaging and quantization", AISTATS 2020
@@ -224,9 +212,6 @@ def fedavg_sketched(
     Returns:
         The algorithm. Traffic per round: m models down; m messages up, with b bits for each of s n
         entries, which the rotation pads to a power of two.
-
-    Raises:
-        ValueError: if share is not in (0, 1] or bits is not in 1..16.
 
     Source: Konečný, McMahan, Yu, Richtárik, Suresh, Bacon, "Federated learning: strategies for
     improving communication efficiency", 2016 <https://arxiv.org/abs/1610.05492>, section 3.

@@ -40,9 +40,6 @@ def diloco(
         The algorithm. Memory: one optimiser state per client. Traffic per round: m models down, m
         up.
 
-    Raises:
-        ValueError: if server_lr is not positive or server_momentum is not in [0, 1).
-
     Source: Douillard, Feng, Rusu, Chhaparia, Donchev, Kuncoro, Ranzato, Szlam, Shen, "DiLoCo:
     distributed low-communication training of language models", 2023
     <https://arxiv.org/abs/2311.08105>, Algorithm 1.

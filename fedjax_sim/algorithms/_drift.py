@@ -41,9 +41,6 @@ def fedprox(
         The algorithm; with μ = 0 it is FedAvg, bit for bit. Traffic per round: m models down, m up;
         if adaptive, 12 bytes more down and 8 up for each.
 
-    Raises:
-        ValueError: if mu or inexactness is out of range.
-
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous
     networks", MLSys 2020 <https://arxiv.org/abs/1812.06127>, Algorithm 2 and section 5.3; Vo,
     Rakotobe, "How to deal with non-IID data in federated learning", 2020 <vo2020how>, Table 2
@@ -80,9 +77,6 @@ def scaffold(
     Returns:
         The algorithm. Traffic per round: m models and m control variates down, as many up: twice as
         much as FedAvg.
-
-    Raises:
-        ValueError: if option is not 1 or 2, or server_lr is not positive.
 
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: stochastic controlled
     averaging for federated learning", ICML 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
@@ -234,9 +228,6 @@ def feddyn(
         The algorithm. Memory: h_k at every client, as large as the model. Traffic per round: m
         models down, m up.
 
-    Raises:
-        ValueError: if alpha is not positive.
-
     Source: Acar, Zhao, Navarro, Mattina, Whatmough, Saligrama, "Federated learning based on dynamic
     regularization", ICLR 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
     """
@@ -279,9 +270,6 @@ def fedadmm(
     Returns:
         The algorithm. Memory: w_k and y_k at every client, each as large as the model. Traffic per
         round: m models down, m up.
-
-    Raises:
-        ValueError: if rho or server_lr is not positive.
 
     Source: Gong, Li, Freris, "FedADMM: a robust federated deep learning framework with adaptivity
     to system heterogeneity", ICDE 2022 <https://arxiv.org/abs/2204.03529>, Algorithm 1.

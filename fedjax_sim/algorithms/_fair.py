@@ -79,9 +79,6 @@ def afl(
         The algorithm; with ``step=0`` it is FedAvg with equal weights. A local update costs one
         more forward pass. Traffic per round: m models down, m up, and one number with each.
 
-    Raises:
-        ValueError: if step is negative.
-
     Source: Mohri, Sivek, Suresh, "Agnostic federated learning", ICML 2019
     <https://arxiv.org/abs/1902.00146>, section 4.
     """

@@ -47,9 +47,6 @@ def gossip(
         sent between clients counts as upload and as download. Traffic per round: 2m models between
         clients on the ring, m (m - 1) on the complete graph, times activity.
 
-    Raises:
-        ValueError: if topology or activity is out of range.
-
     Source: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can decentralized algorithms outperform
     centralized algorithms? A case study for decentralized parallel stochastic gradient descent",
     NeurIPS 2017 <https://arxiv.org/abs/1705.09056>, whose Algorithm 1 takes the gradient at the
@@ -102,9 +99,6 @@ def push_sum(
         The algorithm; with 1 or m - 1 links, all weights are 1. A model sent between clients counts
         as upload and as download, with 4 bytes for its weight. Traffic per round: m times links
         models between clients.
-
-    Raises:
-        ValueError: if links is not in 1 .. m - 1.
 
     Source: He, Tan, Tang, Qiu, Liu, "Central server free federated learning over single-sided trust
     social networks", 2019 <https://arxiv.org/abs/1910.04956>, Algorithm 1, whose models are
@@ -160,9 +154,6 @@ def dada(
         as download, with 12 bytes of losses, degrees and weights. Traffic per round: one model for
         each of the m clients from each of its neighbours, and at most m κ / 2 from other clients
         that it meets.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Zantedeschi, Bellet, Tommasi, "Fully decentralized joint learning of personalized models
     and collaboration graphs", AISTATS 2020 <https://arxiv.org/abs/1901.08460>; its authors' code

@@ -59,6 +59,12 @@ EXAMPLE = """\
 >>> algorithm = {call}
 >>> problem.accuracy(algorithm, rounds=5) > 0.5
 True"""
+SECTIONS = {
+    "Returns": "Returns:\n    The algorithm. Traffic per round: m models down, m up.",
+    "Raises": "Raises:\n    ValueError: if a setting is out of range.",
+}
+"""The sections of a docstring that lacks them."""
+
 GIVEN = {
     "clients_per_round": "5",
     "model": "problem.model",
@@ -73,8 +79,8 @@ GIVEN = {
 def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
     """Lists a method, completes its docstring and records its calls.
 
-    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without an example
-    gets the common one.
+    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without returns,
+    exceptions or an example gets the common ones.
     """
     factory.__doc__ = _completed(factory)
     listed = METHODS[factory.__name__] = part(factory)
@@ -85,6 +91,13 @@ def _completed(factory: Callable[..., Algorithm]) -> str:
     head, arguments, tail = _split(inspect.getdoc(factory) or "")
     parameters = inspect.signature(factory).parameters
     entries = [f"    {name}: {arguments.get(name) or ARGUMENTS[name]}" for name in parameters]
+    found, rest = [], tail
+    for name, default in SECTIONS.items():
+        section = default
+        if rest.startswith(f"{name}:"):
+            section, _, rest = rest.partition("\n\n")
+        found.append(section)
+    tail = "\n\n".join([*found, rest]).rstrip()
     if "Example:" not in tail:
         required = [p.name for p in parameters.values() if p.default is p.empty][1:]
         given = [f"{name}={GIVEN[name]}" for name in required]
@@ -100,8 +113,9 @@ def _split(doc: str) -> tuple[str, dict[str, str], str]:
     """Splits a docstring into the text before Args, the arguments by name, and the text after."""
     head, _, rest = doc.partition("\nArgs:\n")
     if not rest:
-        head, mark, rest = doc.partition("\nReturns:")
-        return head.rstrip(), {}, f"{mark}{rest}".strip()
+        found = re.search(r"^(Returns|Raises|Source):", doc, flags=re.M)
+        end = len(doc) if found is None else found.start()
+        return doc[:end].rstrip(), {}, doc[end:].strip()
     section, _, tail = rest.partition("\n\n")
     entries = re.split(r"^ {4}(\w+): ", section, flags=re.M)[1:]
     return head.rstrip(), dict(zip(entries[::2], map(str.rstrip, entries[1::2]), strict=True)), tail

@@ -74,9 +74,6 @@ def fedntd(
     Args:
         beta: β: weight of the distillation term.
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Raises:
         ValueError: if the objective is not an ``empirical_risk``, beta is negative or temperature
             is not positive.
@@ -108,9 +105,6 @@ def fedlc(
     Args:
         tau: τ: strength of the calibration; 0 is FedAvg.
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Raises:
         ValueError: if the objective is not an ``empirical_risk``, or tau is negative.
 
@@ -139,9 +133,6 @@ def fedrs(
 
     Args:
         alpha: α: the scale; 1 is FedAvg.
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
 
     Raises:
         ValueError: if the objective is not an ``empirical_risk``, or alpha is out of range.
@@ -229,9 +220,6 @@ def feddisco(
     Returns:
         The algorithm. Traffic per round: m models down, m up; before the first round, one number
         from every client.
-
-    Raises:
-        ValueError: if a or b is negative.
 
     Source: Ye, Xu, Wang, Xu, Chen, Wang, "FedDisco: federated learning with discrepancy-aware
     collaboration", ICML 2023 <https://arxiv.org/abs/2305.19229>, section 4.

@@ -69,9 +69,6 @@ def fine_tuned(
         local: the local update, which must not compress; fine-tuning differs from it only in its
           epochs.
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Raises:
         ValueError: if fine_tuning_epochs is not positive; in the first evaluation, if the local
             update compresses.
@@ -114,9 +111,6 @@ def apfl(
 
     Returns:
         The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if alpha is not in [0, 1].
 
     Source: Deng, Kamani, Mahdavi, "Adaptive personalized federated learning", 2020
     <https://arxiv.org/abs/2003.13461>, Algorithm 1.

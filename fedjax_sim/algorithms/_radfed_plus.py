@@ -41,9 +41,6 @@ def radfedi(
         first round, with initial scores "gradient", one model to each of the N clients and one
         number up.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 and section III-B; their code, 2021
     <https://github.com/yxsub/RADFed>, for minibatches and for the first pass.
@@ -80,9 +77,6 @@ def radfedp(
     Returns:
         The algorithm; with μ = 0 it is RADFed. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 (ClientUpdate) and section III-C.
     """
@@ -111,9 +105,6 @@ def radfedm(
 
     Returns:
         The algorithm; with α = 1 it is RADFed. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 line 14 and section IV-D (α is FedAsync's).
@@ -150,12 +141,6 @@ def radfeda(
     Args:
         clients_per_round: m: models in flight.
         server_optimizer: adaptive server optimiser; adagrad has no beta2.
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Xue, Klabjan, Luo, "Aggregation delayed federated learning", 2021
     <https://arxiv.org/abs/2108.07433>, Algorithm 2 lines 15 to 17 and section IV-E; Reddi, Charles,

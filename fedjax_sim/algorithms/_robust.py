@@ -55,9 +55,6 @@ def robust(
         bucket_size: s: clients per bucket.
         clip: C: clipping norm (L2) of the clients' updates; None: no clipping.
 
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
     Raises:
         ValueError: if a setting is out of range, the aggregator or the mixing is unknown, or the
             cohort is too small: byzantine times m is below one client, or violates the condition of
@@ -181,9 +178,6 @@ def zeno(
 
     Returns:
         The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Xie, Koyejo, Gupta, "Zeno: distributed stochastic gradient descent with suspicion-based
     fault-tolerance", ICML 2019 <https://arxiv.org/abs/1805.10032>, Algorithm 1.

@@ -41,9 +41,6 @@ def power_of_choice(
         The algorithm. Traffic per round: d models down, m up, and d losses; with known losses m
         models down, m up, and m losses.
 
-    Raises:
-        ValueError: if candidates is below m.
-
     Source: Cho, Wang, Joshi, "Towards understanding biased client selection in federated learning",
     AISTATS 2022 <https://arxiv.org/abs/2010.01243>, section 4.
     """
@@ -284,9 +281,6 @@ def favor(
         The algorithm; with explore and explore_decay of 1, its cohorts are uniform. Traffic per
         round: one model down and one number up for each evaluated client; m models up; before the
         first round, one model to all clients and back.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Wang, Kaplan, Niu, Li, "Optimizing federated learning on non-IID data with reinforcement
     learning", INFOCOM 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>.

@@ -32,9 +32,6 @@ def fedsam(
         The algorithm, which reports the losses at the perturbed weights. Traffic per round: m
         models down, m up.
 
-    Raises:
-        ValueError: if rho is negative.
-
     Source: Qu, Li, Duan, Liu, Tang, Lu, "Generalized federated learning via sharpness aware
     minimization", ICML 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1.
     """
@@ -70,9 +67,6 @@ def fedlesam(
         The algorithm, which reports the losses at the perturbed weights. Memory: one model per
         client. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if rho is negative.
-
     Source: Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang, "Locally estimated global perturbations are
     better than local perturbations for federated sharpness-aware minimization", ICML 2024
     <https://arxiv.org/abs/2405.18890>, Algorithm 1.
@@ -104,12 +98,6 @@ def fedexp(
 
     Args:
         eps: ε: constant in the denominator.
-
-    Returns:
-        The algorithm. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if eps is negative.
 
     Source: Jhunjhunwala, Wang, Joshi, "FedExP: speeding up federated averaging via extrapolation",
     ICLR 2023 <https://arxiv.org/abs/2301.09604>, Algorithm 1.
@@ -196,9 +184,6 @@ def mime(
         The algorithm. Traffic per round: m models, m momenta and m gradients down, m gradients and
         m models up.
 
-    Raises:
-        ValueError: if beta is out of range.
-
     Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
     for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm
     1.
@@ -233,9 +218,6 @@ def mimelite(
 
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models and m gradients up.
-
-    Raises:
-        ValueError: if beta is out of range.
 
     Source: Karimireddy, Jaggi, Kale, Mohri, Reddi, Stich, Suresh, "Breaking the centralized barrier
     for cross-device federated learning", NeurIPS 2021 <https://arxiv.org/abs/2008.03606>, Algorithm

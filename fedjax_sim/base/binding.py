@@ -17,11 +17,7 @@ T = TypeVar("T")
 
 
 def arguments(call: Call, takes: Mapping[str, bool]) -> dict[str, Node]:
-    """Returns the arguments of a call by name, given by position or by name.
-
-    Args:
-        call: the call.
-        takes: the names of all arguments in order, and whether each is required.
+    """Returns the arguments of a call by name; ``takes`` has all in order, and which are required.
 
     Raises:
         ValueError: if they do not fit; names the argument.
@@ -39,11 +35,7 @@ def arguments(call: Call, takes: Mapping[str, bool]) -> dict[str, Node]:
 
 
 def build(node: Node, find: Callable[[str], Any]) -> Any:
-    """Returns the value of a tree: literals, what names stand for, and what calls return.
-
-    Args:
-        node: of :func:`parse`.
-        find: returns the value of a name, or raises ValueError.
+    """Returns the value of a tree: literals, the names that ``find`` knows, and results of calls.
 
     Raises:
         ValueError: if a name is unknown or an argument does not fit.

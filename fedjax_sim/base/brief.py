@@ -24,11 +24,7 @@ class Text(str):
 
 
 def brief(value: Any, entries: Mapping[str, Any]) -> str:
-    """Returns ``Kind(name=..., ...)`` of some entries, without the contents of arrays.
-
-    Args:
-        value: of that kind.
-        entries: values to show by name; None is left out.
+    """Returns ``Kind(name=..., ...)`` of some entries that are not None, arrays by shape alone.
 
     >>> brief((), {"x": np.zeros((2, 3)), "n": 4, "other": None, "name": "a"})
     "tuple(x=float64[2, 3], n=4, name='a')"

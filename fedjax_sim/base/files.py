@@ -49,14 +49,7 @@ def memory_of_host() -> int | None:
 
 
 def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
-    """Reads the arrays of a ``.npz`` file, each checked against its checksum.
-
-    Args:
-        path: the file.
-        names: the arrays to read, as far as the file has them; None for all.
-
-    Returns:
-        The arrays by name, in the order of the file.
+    """Reads the arrays of a ``.npz`` file by name, all or some, each checked against its checksum.
 
     Raises:
         OSError: if the file cannot be opened.
@@ -201,10 +194,8 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """Replaces a file as a whole, with what the block writes; a block that raises changes nothing.
 
-    Another process sees the old file or the new one, and so does the next start after a crash.
-
-    Args:
-        path: the file; its folder is made.
+    Another process sees the old file or the new one, and so does the next start after a crash. The
+    folder of the file is made.
 
     Raises:
         OSError: if it cannot be written; it names the file, and nothing is left beside it.

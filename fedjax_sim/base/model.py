@@ -49,33 +49,12 @@ class ModelApply(Protocol):
     ) -> tuple[Array, PyTree]:
         """Returns logits ``f32[B, M]``, or other outputs of the task, and the new state.
 
-        Args:
-            variables: the model.
-            x: ``[B, *feature]``, or a pytree of such arrays, as the samples are.
-            train: whether dropout acts and BatchNorm uses the statistics of the minibatch.
-            mask: ``bool[B]``, True for the real rows of a padded minibatch; padding must not reach
-                the state. None: all are real.
-            key: for dropout.
+        The arguments are those of ``apply`` of a :class:`Model`.
         """
 
 
-class ModelFeatures(Protocol):
-    """Evaluates a model on a minibatch, and shows what its head sees."""
-
-    def __call__(
-        self,
-        variables: Variables,
-        x: PyTree,
-        /,
-        *,
-        train: bool,
-        mask: Array | None = None,
-        key: Array | None = None,
-    ) -> tuple[tuple[Array, Array], PyTree]:
-        """Returns logits ``f32[B, M]`` with features ``[B, D]``, and the new state.
-
-        It takes the arguments of ``ModelApply``; the other results are the same.
-        """
+ModelFeatures: TypeAlias = Callable[..., tuple[tuple[Array, Array], PyTree]]
+"""As :class:`ModelApply`, with the inputs of the head, ``[B, D]``, next to the outputs."""
 
 
 class Model(NamedTuple):
@@ -84,8 +63,8 @@ class Model(NamedTuple):
     Attributes:
         init: ``(key) -> variables``, draws the variables.
         apply: ``(variables, x [B, *feature], *, train, mask=None, key=None) -> (outputs, state)``:
-            the logits ``f32[B, M]``, or other outputs of the task, and the new state. ``train``:
-            whether dropout acts and BatchNorm uses the statistics of the minibatch. ``mask
+            the logits ``f32[B, M]``, or other outputs of the task, and the new state. x may be a
+            pytree of such arrays, as the samples are. ``train``: whether dropout acts and BatchNorm uses the statistics of the minibatch. ``mask
             bool[B]``: True for the real rows of a padded minibatch; padding must not reach the
             state. ``key``: for dropout.
         features: as ``apply``, with ``(outputs, features [B, D])`` in place of the outputs: the

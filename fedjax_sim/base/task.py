@@ -121,12 +121,7 @@ class Task(Part):
 
 
 class with_loss(Task):
-    """A task with another loss in the scores.
-
-    Args:
-        task: the task.
-        loss: the loss of each sample.
-    """
+    """A task with another loss in the scores."""
 
     task: Task
     loss: LossFn

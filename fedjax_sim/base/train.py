@@ -67,17 +67,9 @@ class TrainInSteps:
     step: Callable[..., PyTree]
     end: Callable[..., Trained]
 
-    def __call__(
-        self,
-        key: Array,
-        variables: Variables,
-        client: ClientView,
-        client_state: PyTree,
-        shared_state: PyTree,
-        /,
-    ) -> Trained:
+    def __call__(self, *visit: Any) -> Trained:
         """See :class:`Train`."""
-        return self.whole(key, variables, client, client_state, shared_state)
+        return self.whole(*visit)
 
 
 def and_then(train: Train, change: Callable[..., Trained]) -> Train:

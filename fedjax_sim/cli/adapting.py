@@ -46,14 +46,7 @@ Lora = Literal["fedit", "ffa", "fedsa", "fedex", "flora"]
 
 @dataclasses.dataclass(frozen=True)
 class Weights(Group):
-    """What models start from, and low-rank adapters on it.
-
-    Attributes:
-        initial: a file of :func:`fedjax_sim.save_weights`; None for weights drawn by the seed.
-        lora: the rank of :func:`fedjax_sim.models.lora`; None for no adapters.
-        lora_alpha: its α; None for the rank.
-        lora_variant: what of the adapters trains and travels; None for fedit, if there are some.
-    """
+    """What models start from, and low-rank adapters on it."""
 
     title: ClassVar[str] = "initial weights and adapters, for all algorithms alike"
 

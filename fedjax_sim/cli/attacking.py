@@ -66,9 +66,6 @@ def forms() -> str:
 def parse_attack(text: str) -> dict[str, dict[str, Any]]:
     """Returns the arguments of each attack that a text means.
 
-    Args:
-        text: such as ``ipm``, ``sign_flip(scale=2)`` or ``backdoor(target=1) * scaling(10)``.
-
     Raises:
         ValueError: if it is none, or one is there twice; names them all.
 
@@ -95,12 +92,7 @@ def _checked(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Attack(Group):
-    """Malicious clients.
-
-    Attributes:
-        attack: the text of an attack; None for none.
-        attackers: the share of the clients that attack; None without an attack.
-    """
+    """Malicious clients."""
 
     title: ClassVar[str] = "attacks, for all algorithms alike"
 

@@ -243,13 +243,6 @@ def make_algorithm(
 ) -> Algorithm:
     """Makes an algorithm and checks that it fits.
 
-    Args:
-        name: what ``ALGORITHMS`` has or imports, with settings of its own.
-        config: its options, and the flag that named it.
-        common: the arguments that mean the same in every method.
-        clients: N.
-        fits: raises ValueError if the algorithm does not fit model and data.
-
     Raises:
         ValueError: if a setting is out of range, the data lack what the algorithm needs, or a
           user's function fails; names the flag.
@@ -309,14 +302,9 @@ def load_model(
     precision: Precision = "f32",
     adapt: Callable[[Model], Model] = lambda net: net,
 ) -> Model:
-    """Returns a model by its name or place, checked against the data, that scales its inputs.
+    """Returns a model of ``MODELS``, or ``package.module:factory``, that scales its inputs.
 
-    Args:
-        name: a name in ``MODELS``, or ``package.module:factory``, see
-          :func:`fedjax_sim.models.factories.model_of`; settings in parentheses.
-        dataset: gives shape, task and scale.
-        precision: precision of its computations.
-        adapt: changes the model before its weights are cast, so that LoRA knows them.
+    It is checked against the data; ``adapt`` changes it before its weights are cast.
 
     Raises:
         ValueError: if there is no such model, or it does not fit the data.

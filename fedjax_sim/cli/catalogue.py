@@ -1,7 +1,7 @@
-"""The named methods as a list and as a page: ``--list`` of the command, ``docs/algorithms.md``.
+"""The named methods as a list: ``--list`` of the command, and rows for ``docs/algorithms.py``.
 
-``python docs/algorithms.py`` prints the page. Everything in it comes from the methods
-themselves: their docstrings, their parameters, and the parts of the algorithms that they make.
+Everything comes from the methods themselves: their docstrings, their parameters, and the parts of
+the algorithms that they make.
 """
 
 from __future__ import annotations
@@ -19,20 +19,6 @@ from fedjax_sim.cli.composition import Part, parts_of
 from fedjax_sim.cli.flags import documented, flag
 
 SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
-ASKED = {
-    "ozdayi": "--server-fraction 0.05",
-    "fltrust": "--server-fraction 0.05",
-    "zeno": "--server-fraction 0.05",
-    "feddf": "--server-fraction 0.05",
-    "fedmd": "--server-fraction 0.05",
-    "fedbn": "--model fashion_cnn",
-    "fedcs": '--clock "simulated(tiers(1, 2, 10), deadline=60)"',
-    "hybrid_fl": '--clock "simulated(tiers(1, 2, 10), deadline=60)" --server-fraction 0.01',
-    "tifl": '--clock "tiers(1, 2, 10)"',
-    "oort": '--clock "tiers(1, 2, 10)"',
-}
-"""Flags that the command requires for some methods."""
-
 LEGEND = """
 m (--clients-per-round) of N clients train in a round; client k has n_k samples.
 Parts are listed where they differ from FedAvg's, flags with their defaults, traffic per round.
@@ -44,32 +30,6 @@ PLAIN = (
     "data set's",
 )
 """The default momentum of a method that ``plain_sgd`` marks."""
-
-BIBLIOGRAPHY = "../fedjax_sim/round/references.bib"
-HEAD = """\
-# Methods
-
-Generated from the docstrings by `python docs/algorithms.py > docs/algorithms.md`.
-
-There are N clients. In each round, a cohort U of m clients (`--clients-per-round`) trains: client
-k, with n_k samples of M classes, receives the server model w and trains it to w_k in T_k minibatch
-steps, which are E epochs in batches of B at learning rate η. F_k is the client's mean loss, F_b the
-mean loss of a minibatch.
-
-Each method is one `compose(...)`. The tables show the parts that differ from FedAvg's, with the
-method's defaults for 10 clients a round and 10 classes. `local` and `objective` are yours,
-`<optax>` is an optax optimiser. A part that an option adds stands below the others, with that
-option.
-The [glossary](glossary.md) explains the roles.
-
-On the command line, options are flags, which apply to every method of the run that has them, or
-settings of one method: `--algo "fedprox(mu=0.1)"`. In Python,
-`fs.algorithms.NAME(local, clients_per_round=10).replace(aggregator=...)` exchanges a part.
-
-[Another page](papers.md) lists the methods of the five papers, with what is not included.
-
-| method | what it does | paper |
-| --- | --- | --- |"""
 
 
 class Method(NamedTuple):
@@ -137,9 +97,7 @@ def catalogue() -> tuple[Method, ...]:
 def listing(words: Sequence[str] = (), others: Sequence[str] = ()) -> str:
     """Returns the text of ``--list``: what each method does, its paper, parts, flags and traffic.
 
-    Args:
-        words: entries that lack one of them are left out; case does not count.
-        others: entries of methods that are not the package's own.
+    Entries that lack one of the words are left out; case does not count.
 
     Raises:
         ValueError: if no entry is left.
@@ -162,47 +120,11 @@ def _entry(m: Method) -> str:
     flags = (f"{name} {default}" for name, (default, _) in m.options.items() if default)
     rows = {
         m.name: f"{m.summary} [{m.paper}]",
-        "  parts": "; ".join(map(_in_line, _own(m).values())),
+        "  parts": "; ".join(map(_in_line, own_parts(m).values())),
         "  flags": ", ".join(flags),
         "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
     }
     return "\n".join(line for key, text in rows.items() if text for line in _wrapped(key, text))
-
-
-def page() -> str:
-    """Returns the text of ``docs/algorithms.md``."""
-    methods = catalogue()
-    lines = [HEAD]
-    lines += [
-        _row(f"[`{m.name}`](#{_anchor(m.title)})", _markdown(m.summary), m.paper) for m in methods
-    ]
-    for m in methods:
-        lines += ["", f"## {m.title}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
-        lines += ["", *_parts_table(m)]
-        lines += ["", "| option | default | description |", "| --- | --- | --- |"]
-        lines += [
-            _row(f"`{name}`", default or "all", text) for name, (default, text) in m.options.items()
-        ]
-        lines += ["", f"Traffic per round: {_markdown(m.traffic)}."]
-        lines += ["", f"Source: {_markdown(m.source)}"]
-        lines += ["", "```sh", command(m.name), "```"]
-        lines += ["", "```python", *m.example.splitlines(), "```"] if m.example else []
-        lines += ["", _markdown(m.note)] if m.note else []
-    return "\n".join(lines) + "\n"
-
-
-def _anchor(heading: str) -> str:
-    """Returns what GitHub and the site link to a heading by."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def command(name: str) -> str:
-    """Returns the command that runs a method.
-
-    >>> command("fedbn")
-    'python -m fedjax_sim.bench --algo fedbn --model fashion_cnn'
-    """
-    return f"python -m fedjax_sim.bench --algo {name} {ASKED.get(name, '')}".rstrip()
 
 
 def _method(name: str, function: Callable[..., Any]) -> Method:
@@ -233,7 +155,7 @@ def _code(example: str) -> str:
     return "\n".join(line[4:] for line in example.splitlines() if line[:3] in (">>>", "..."))
 
 
-def _own(method: Method) -> dict[str, list[Part]]:
+def own_parts(method: Method) -> dict[str, list[Part]]:
     """Returns the parts by role, without roles whose parts are FedAvg's."""
     plain = [part for part in parts_of(ALGORITHMS["fedavg"], without=COMMON) if not part.option]
     if method.name == "fedavg":
@@ -281,30 +203,3 @@ def _wrapped(key: str, text: str) -> list[str]:
     return textwrap.wrap(
         text, 100, initial_indent=f"{key:20}", subsequent_indent=" " * 20, break_on_hyphens=False
     )
-
-
-def _parts_table(method: Method) -> list[str]:
-    lines = ["| part | code | what it does |", "| --- | --- | --- |"]
-    for role, parts in _own(method).items():
-        for i, part in enumerate(parts):
-            first = f"with `{part.option}`" if part.option else role if i == 0 else ""
-            lines.append(_row(first, f"`{part.code}`", _markdown(part.meaning)))
-    return lines
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _markdown(text: str) -> str:
-    """Converts reStructuredText of docstrings to Markdown."""
-    blocks = re.split(r"\n{2,}", text)
-    out = []
-    for block in blocks:
-        if block.lstrip().startswith(".. math::"):
-            block = "$$\n" + textwrap.dedent(block.split("::", 1)[1]).strip() + "\n$$"
-        block = re.sub(r":math:`([^`]*)`", r"$\1$", block)
-        block = re.sub(r":\w+:`~?([^`]*)`", r"`\1`", block)
-        block = re.sub(r"<(\w+)>", rf"([\1]({BIBLIOGRAPHY}))", block)  # a tag to Markdown
-        out.append(block.replace("``", "`"))
-    return "\n\n".join(out)

@@ -61,10 +61,6 @@ class Claim:
 def claim_new(path: Path, *, named: bool = True) -> Claim:
     """Makes a folder and claims it; a default name that is taken gets a suffix.
 
-    Args:
-        path: new, or an empty folder.
-        named: whether the user chose the name.
-
     Raises:
         ValueError: if the folder is not empty, in use, or cannot be made; names ``--out``.
     """

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,24 +19,21 @@ from typing import Any, NoReturn
 from fedjax_sim.base.files import remove_written
 from fedjax_sim.base.registry import told
 from fedjax_sim.cli.encodings import write_plainly
-from fedjax_sim.cli.flags import flagged
+from fedjax_sim.cli.flags import number
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.stopping import STOPPING, listen
 from fedjax_sim.data import DATASETS, Dataset, parse_dataset
 from fedjax_sim.data.sources import dataset_forms
 from fedjax_sim.engine.cores import OneDeviceWarning
-from fedjax_sim.partition import Partition, Sample, validate_partition
+from fedjax_sim.partition import SAMPLERS
+from fedjax_sim.partition.forms import form_of
+from fedjax_sim.partition.samplers import parse_form
 from fedjax_sim.run import CheckpointWarning
 
 
 @dataclasses.dataclass(frozen=True)
 class Source(Group):
-    """Where the data come from.
-
-    Attributes:
-        dataset: what :func:`fedjax_sim.data.load_dataset` takes.
-        data_dir: a folder of data.
-    """
+    """Where the data come from."""
 
     dataset: str = setting(
         "digits",
@@ -65,6 +62,27 @@ class Source(Group):
             return load(self.data_dir)
 
 
+def sampler_forms() -> str:
+    """Returns the forms of all samplers, for the help."""
+    forms = ", ".join(form_of(*named).text for named in SAMPLERS.items())
+    return f"{forms}; or package.module:function(name=value, ...)"
+
+
+def sampler(text: str) -> str:
+    """Returns the text if it means a sampler."""
+    parse_form(text)
+    return text
+
+
+BY_EMD = (
+    "--emd",
+    "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
+    "labels reach if that is less)",
+    lambda text: f"emd({number(float, above=0)(text):g})",
+)
+"""The flag that stands for the sampler ``emd``."""
+
+
 def _dataset(text: str) -> str:
     try:
         key, _ = parse_dataset(text)
@@ -75,14 +93,9 @@ def _dataset(text: str) -> str:
 
 @contextmanager
 def told_of(given: str, foreign: bool) -> Iterator[None]:
-    """Turns what a user's code raises into one line; exceptions of ours stay as they are.
+    """Turns what a user's code raises into a ValueError of one line that begins with ``given``.
 
-    Args:
-        given: the flag and its value, with which the line begins.
-        foreign: whether the code is a user's.
-
-    Raises:
-        ValueError: instead of any exception of a user's code.
+    Exceptions of ours stay as they are.
     """
     try:
         yield
@@ -90,60 +103,6 @@ def told_of(given: str, foreign: bool) -> Iterator[None]:
         if not foreign:
             raise
         raise ValueError(f"{given}: {told(error)}") from error
-
-
-def deal_seeds(
-    sample: Sample,
-    dataset: Dataset,
-    clients: int | None,
-    seeds: Iterable[int],
-    *,
-    origin: str,
-    flags: Sequence[str],
-    foreign: bool = False,
-) -> list[Partition]:
-    """Deals a partition of the training samples for each seed.
-
-    Args:
-        sample: a sampler with its settings.
-        dataset: whose training samples are dealt.
-        clients: N; None for all natural ones.
-        seeds: of the sampler.
-        origin: the flag that chose the sampler, with its value, for the message.
-        flags: the sampler's parameters that have a flag of their own.
-        foreign: whether the sampler is a user's, which may raise anything.
-
-    Raises:
-        ValueError: if the settings and the data allow none, or a solver gives up; begins with the
-          flag.
-
-    >>> from fedjax_sim.data import load_dataset
-    >>> from fedjax_sim.partition import parse_sampler
-    >>> _, q = parse_sampler("q(0.5)")
-    >>> deal_seeds(q, load_dataset("digits"), 15, [0], origin="--emd 1", flags=["clients"])
-    Traceback (most recent call last):
-    ValueError: --clients must be a multiple of 10, the number of classes, got 15: use 10 or 20
-    """
-    partitions = []
-    for seed in seeds:
-        with told_of(origin, foreign):
-            try:
-                partition = sample(
-                    dataset.train_y,
-                    clients,
-                    seed,
-                    groups=dataset.train_client,
-                    features=dataset.features,
-                )
-            except (ValueError, RuntimeError) as error:  # the second one where a solver gives up
-                if foreign:
-                    raise
-                message = str(flagged(error, flags))
-                where = "" if message.startswith("--") else f"{origin}: "
-                raise ValueError(where + message) from error
-            validate_partition(partition, len(dataset.train_y))
-        partitions.append(partition)
-    return partitions
 
 
 def default_folder(dataset: str, what: str) -> Path:
@@ -160,9 +119,6 @@ def enter(main: Callable[[], int]) -> NoReturn:
     """Ends the process with the status that a command returns.
 
     It is 141 if nobody reads the output, and 2 if it cannot be written.
-
-    Args:
-        main: the command.
     """
     STOPPING.leave = _leave
     listen()

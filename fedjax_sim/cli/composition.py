@@ -37,10 +37,6 @@ class Part(NamedTuple):
 def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[Part]:
     """Returns the parts of a method: of its defaults, then those that single options bring in.
 
-    Args:
-        method: a function such as those of :mod:`fedjax_sim.algorithms`.
-        without: its parameters that are no options.
-
     >>> from fedjax_sim.algorithms import COMMON, robust
     >>> rows = parts_of(robust, COMMON)
     >>> [row.code for row in rows if row.option == "--aggregator trimmed_mean"]

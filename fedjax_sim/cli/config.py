@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from fedjax_sim.cli.adapting import Weights
 from fedjax_sim.cli.attacking import Attack
-from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.commands import BY_EMD, Source, sampler, sampler_forms
 from fedjax_sim.cli.defaults import by_dataset
 from fedjax_sim.cli.ending import Ending
 from fedjax_sim.cli.flags import flag, naming, number
@@ -20,30 +20,11 @@ from fedjax_sim.cli.scoring import Scores
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.timing import Timing
 from fedjax_sim.cli.training import Training
-from fedjax_sim.partition.forms import form_of
-from fedjax_sim.partition.samplers import SAMPLERS, parse_form
-
-
-def _partition(text: str) -> str:
-    """Returns the text if it names a sampler or a file."""
-    if not text.endswith(".npz"):
-        parse_form(text)
-    return text
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment(Source):
-    """Data, clients and rounds.
-
-    Attributes:
-        clients: N; None for 40, or as many as there are: natural clients, those of a file, samples.
-        clients_per_round: None for all clients.
-        rounds: rounds of FedAvg; an algorithm runs ``round_factor`` times as many.
-        seeds: one run for each.
-        samples_per_round: of :func:`fedjax_sim.data.streamed`; None for all.
-        eval_every: rounds between evaluations.
-        partition: the text of a sampler, or a .npz file; None for the one of the data.
-    """
+    """Data, clients and rounds."""
 
     title: ClassVar[str] = "experiment"
 
@@ -81,35 +62,19 @@ class Experiment(Source):
     partition: str | None = setting(
         None,
         lambda: (
-            f"a sampler: {', '.join(form_of(*named).text for named in SAMPLERS.items())}; or "
-            "package.module:function(name=value, ...); or a .npz file of python -m "
-            "fedjax_sim.partition, for all seeds"
+            f"a sampler: {sampler_forms()}; or a .npz file of python -m fedjax_sim.partition, for "
+            "all seeds"
         ),
         shown="natural if the data name their clients; else --emd, or iid without classes",
         metavar="TEXT",
-        convert=_partition,
-        instead=(
-            "--emd",
-            "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
-            "labels reach if that is less)",
-            lambda text: f"emd({number(float, above=0)(text):g})",
-        ),
+        convert=lambda text: text if text.endswith(".npz") else sampler(text),
+        instead=BY_EMD,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation(Group):
-    """What becomes of the clients' training samples, for all algorithms alike.
-
-    Attributes:
-        server_fraction: share of the training samples that the server takes; None for none.
-        fedaug: EMD* of :func:`fedjax_sim.data.fedaug`; None for none.
-        rebalance: α of :func:`fedjax_sim.data.rebalance`; None for none.
-        mirror: whether augmented copies may be mirrored, see
-          :func:`fedjax_sim.augment.fedaug_augmentations`.
-        share_beta: β of :func:`fedjax_sim.data.share`; None for no data sharing.
-        share_alpha: its α; None for all of the shared set.
-    """
+    """What becomes of the clients' training samples, for all algorithms alike."""
 
     title: ClassVar[str] = "against skew, for all algorithms alike"
 
@@ -168,16 +133,6 @@ class Config:
         compare: the algorithms run beside it.
         options: the keyword arguments of each of them that were given.
         trained: settings of local training that are one algorithm's own.
-        experiment: data, clients and rounds.
-        preparation: what becomes of the clients' samples.
-        scores: the scored samples and the score.
-        training: the local update.
-        ending: what ends it before the last round.
-        timing: how long its rounds take.
-        parts: parts in place of each algorithm's own.
-        weights: what models start from, and adapters.
-        attack: which clients attack, and how.
-        machine: devices and output.
     """
 
     algo: str

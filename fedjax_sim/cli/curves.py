@@ -50,14 +50,8 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
     Runs whose score is not known are left out, as they are of the table. If the clients' own models
     are scored, those are drawn, and the legend says so.
 
-    Args:
-        results: by algorithm, at least one.
-        path: a .png, .pdf or .svg file.
-        score: the one to draw.
-        title: above the panels, such as the data set and the sampler.
-
     Raises:
-        ValueError: if the file's name says another format.
+        ValueError: if the file's name does not end in .png, .pdf or .svg.
     """
     first = next(iter(results.values()))
     by_client = first.evaluations[-1].test.by_client is not None
@@ -82,17 +76,12 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
 def draw_series(
     curves: Sequence[Curve], path: Path, score: str, metric: Metric, title: str = ""
 ) -> None:
-    """Draws curves against rounds, bytes, and what else all of them have.
+    """Draws curves against rounds, bytes, and what else all of them have; the first lies on top.
 
-    Args:
-        curves: at least one; the first lies on top.
-        path: a .png, .pdf or .svg file.
-        score: its key; "client_" stands for the mean over clients.
-        metric: how the score is read.
-        title: above the panels.
+    A ``score`` that begins with "client_" is the mean over clients.
 
     Raises:
-        ValueError: if the file's name says another format.
+        ValueError: if the file's name does not end in .png, .pdf or .svg.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli.commands import deal_seeds
+from fedjax_sim.cli.commands import told_of
 from fedjax_sim.cli.config import Experiment
-from fedjax_sim.cli.flags import flagging, naming
+from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.scoring import Split
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import (
@@ -43,10 +43,9 @@ class Deal(NamedTuple):
     clients: int | None
     why: str = ""
 
-    @property
-    def flag(self) -> str:
-        """Returns the beginning of messages about the sampler."""
-        return f"{'the default ' if self.why else ''}--partition {self.text}"
+    def origin(self, flag: str) -> str:
+        """Returns the beginning of messages about the sampler, which a flag chooses."""
+        return f"{'the default ' if self.why else ''}{flag} {self.text}"
 
 
 def takes_owners(text: str | None, dataset: Dataset) -> bool:
@@ -59,18 +58,11 @@ def takes_owners(text: str | None, dataset: Dataset) -> bool:
 def choose(
     text: str | None, clients: int | None, dataset: Dataset, seeds: Sequence[int], *, flag: str
 ) -> Deal:
-    """Chooses what deals the samples.
+    """Chooses what deals the samples, ``flag`` being the flag that requests another sampler.
 
     Natural clients are kept if the data have them. Other samples are dealt at EMD 1.4. Where the
     labels do not reach that, the EMD is 7/9 of the largest that they reach, rounded down to a
     tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
-
-    Args:
-        text: the requested sampler or file; None for none.
-        clients: N, if it was requested.
-        dataset: whose training samples are dealt.
-        seeds: of the partitions.
-        flag: the flag that requests another sampler.
 
     Raises:
         ValueError: if another number of clients than the natural one is asked for, without a
@@ -110,8 +102,8 @@ def make_partitions(
         ValueError: if the settings and the data allow none, or a user's sampler fails; names the
           flag.
     """
-    with naming("--partition", (OSError, ValueError)):
-        if deal.text.endswith(".npz"):
+    if deal.text.endswith(".npz"):
+        with naming("--partition", (OSError, ValueError)):
             name = f"{dataset.name} in --split {split}"
             partition = load_partition(deal.text, dataset.train_y, name)
             validate_partition(partition, len(dataset.train_y))
@@ -120,31 +112,54 @@ def make_partitions(
                     f"the file has {found} clients, --clients is {deal.clients}: leave it out"
                 )
             return [partition]
-        name, sample = parse_sampler(deal.text)
     try:
-        return deal_seeds(
-            sample,
-            dataset,
-            deal.clients,
-            experiment.seeds,
-            origin=deal.flag,
-            flags=["clients", "emd"],
-            foreign=SAMPLERS.is_foreign(name),
-        )
+        origin = deal.origin("--partition")
+        return deal_seeds(deal.text, dataset, deal.clients, experiment.seeds, origin=origin)
     except ValueError as error:
         if None is experiment.clients != deal.clients and str(error).startswith("--clients "):
             raise ValueError(f"{error} ({deal.clients} is the default)") from error
         raise
 
 
-def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:
-    """Describes who trains, for the summary of the data.
+def deal_seeds(
+    text: str, dataset: Dataset, clients: int | None, seeds: Iterable[int], *, origin: str
+) -> list[Partition]:
+    """Deals a partition of the training samples for each seed.
 
-    Args:
-        deal: what dealt the samples.
-        dataset: as it was loaded.
-        partition: of the first seed.
+    Raises:
+        ValueError: if the settings and the data allow none, or a solver gives up; begins with the
+          flag, or with ``origin``, the flag that chose the sampler and its value.
+
+    >>> from fedjax_sim.data import load_dataset
+    >>> deal_seeds("q(0.5)", load_dataset("digits"), 15, [0], origin="--partition q(0.5)")
+    Traceback (most recent call last):
+    ValueError: --clients must be a multiple of 10, the number of classes, got 15: use 10 or 20
     """
+    name, sample = parse_sampler(text)
+    foreign, partitions = SAMPLERS.is_foreign(name), []
+    for seed in seeds:
+        with told_of(origin, foreign):
+            try:
+                partition = sample(
+                    dataset.train_y,
+                    clients,
+                    seed,
+                    groups=dataset.train_client,
+                    features=dataset.features,
+                )
+            except (ValueError, RuntimeError) as error:  # the second one where a solver gives up
+                if foreign:
+                    raise
+                message = str(flagged(error, ["clients", "emd"]))
+                where = "" if message.startswith("--") else f"{origin}: "
+                raise ValueError(where + message) from error
+            validate_partition(partition, len(dataset.train_y))
+        partitions.append(partition)
+    return partitions
+
+
+def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:
+    """Describes who trains, for the summary of the data."""
     clients, natural = len(partition.sizes), takes_owners(deal.text, dataset)
     line = f"{clients} {'natural ones' if natural else f'by {deal.text}'}"
     line += f", {deal.why}" if deal.why else ""

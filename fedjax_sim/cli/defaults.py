@@ -70,15 +70,10 @@ MOMENTUM = 0.9
 
 
 def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
-    """Returns a method's own defaults of local training.
+    """Returns a method's own defaults of local training, given the settings of the command.
 
     The clients of a method that ``plain_sgd`` marks have no momentum. A default
     learning rate is then raised, so that steps stay as long.
-
-    Args:
-        method: what ``ALGORITHMS`` has or imports.
-        given: the settings that were given, for all methods or for this one.
-        lr: the data set's.
 
     >>> from fedjax_sim.algorithms import fedavg, mime
     >>> of_method(mime, {}, 0.02), of_method(mime, {"lr": 0.1}, 0.02), of_method(fedavg, {}, 0.02)

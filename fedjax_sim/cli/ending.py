@@ -22,16 +22,7 @@ Policy = Literal["stop", "skip-client"]
 
 @dataclasses.dataclass(frozen=True)
 class Ending(Group):
-    """When an algorithm is done before its last round.
-
-    Attributes:
-        target: of the score that the table shows; None for none.
-        stop_at_target: whether a run ends there.
-        patience: evaluations without progress; None for any number.
-        budget_mb: MB that a run may send; None for any number.
-        budget_seconds: of simulated time; None for any number.
-        on_nan: what an update does that is not finite.
-    """
+    """When an algorithm is done before its last round."""
 
     title: ClassVar[str] = "end of a run: of a method when all its seeds are done"
 
@@ -76,13 +67,6 @@ def check_target(
 ) -> None:
     """Rejects a target that is not a value of the score, or of a score that is not known.
 
-    Args:
-        ending: the settings.
-        task: the learning task.
-        score: that is to reach the target.
-        algorithms: by name.
-        own: whether the clients' own models are scored.
-
     Raises:
         ValueError: names the flag.
     """
@@ -116,11 +100,7 @@ def rule(
 ) -> run.stop.Stop | None:
     """Returns the rule that ends a run early; None without one.
 
-    Args:
-        ending: the settings.
-        score: that is to reach the target.
-        algorithm: the algorithm.
-        validated: whether the clients' own models have validation scores.
+    ``validated`` is whether the clients' own models have validation scores.
     """
     rules = []
     own = scored_set(algorithm) == "personal"

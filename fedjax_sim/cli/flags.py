@@ -19,17 +19,6 @@ from fedjax_sim.base.spelling import hint
 
 PLAIN = (int, float, bool, str)
 
-REMOVED = {
-    "bandwidth": "link=bandwidth(1e6, 4e6)",
-    "availability": "available=bernoulli(0.9)",
-    "failures": "failures=0.1",
-    "deadline": "deadline=60",
-    "late": "late=partial",
-    "first": "first=20",
-    "watts": "watts=2",
-}
-"""Flags of earlier versions, by what stands in the text of --clock in their place."""
-
 
 class _Lines(argparse.HelpFormatter):
     """Keeps the lines of a flag's help apart."""
@@ -51,8 +40,6 @@ class Parser(argparse.ArgumentParser):
         """Raises it; for an unknown flag, with the flags that may be meant."""
         unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
         end = hint(unknown[1], self._option_string_actions) if unknown else ""
-        if unknown and (text := REMOVED.get(unknown[1].removeprefix("--"))):
-            end = f': use --clock "simulated(tiers(1, 2, 10), {text})"'
         raise ValueError(message.removeprefix("argument ") + end)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -108,10 +95,6 @@ def flagging(*names: str) -> Iterator[None]:
 def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
     """Puts a flag, a file or a method before the message of an error of the block.
 
-    Args:
-        where: the subject of the message.
-        kinds: the exceptions that become such a ValueError.
-
     >>> with naming("--lora 4"):
     ...     raise ValueError("no matrix to adapt")
     Traceback (most recent call last):
@@ -127,10 +110,6 @@ def options(
     function: Callable[..., Any], without: Container[str] = ()
 ) -> dict[str, inspect.Parameter]:
     """Returns the keyword parameters of a function that can be flags.
-
-    Args:
-        function: a method or a sampler, ours or a user's.
-        without: parameters that are given otherwise.
 
     Raises:
         ValueError: if a parameter without a default cannot be a flag.
@@ -152,11 +131,7 @@ def options(
 
 
 def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
-    """Returns what reads a value of a parameter of this type; equal readers are one.
-
-    Args:
-        hint: the type.
-        limits: of a number, see :func:`number`.
+    """Returns what reads a value of a type, see :func:`number`; equal readers are one.
 
     Raises:
         TypeError: if no text stands for such a value.

@@ -121,13 +121,8 @@ class RunFolder:
     ) -> None:
         """Adds a line for each run to ``metrics.jsonl``, and one to ``times.jsonl``.
 
-        Args:
-            algorithm: its name.
-            evaluation: of R runs.
-            runs: what sets each apart (its seed, its fold).
-            tables: samples per client and class, ``int64[N, M]``, one per run.
-            task: the learning task.
-            names: the names of each run's clients, for ``clients.jsonl``; empty if they have none.
+        Each of the R runs has its seed and fold, the table ``int64[N, M]`` of its clients' samples
+        by class, and the clients' names for ``clients.jsonl`` (empty if they have none).
 
         Raises:
             OSError: if they cannot be written, or the folder is gone.

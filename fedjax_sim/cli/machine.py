@@ -32,29 +32,7 @@ def folder_name(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Machine(Group):
-    """Devices, and where the results go.
-
-    Attributes:
-        devices: of each process; None for all.
-        distributed: where it meets the other processes of the run; None if it is alone.
-        model_devices: devices that train each model together.
-        chunk: None for the backend's default.
-        lanes: likewise.
-        samples_mb: of the clients' samples on a device; None for all.
-        client_state_mb: of what clients keep on a device; None for all.
-        out: the run folder; None for a new one in ``runs/``.
-        pictures: their format.
-        compile_for: a target to compile for, instead of running; None to run here.
-        cache: whether compiled programs are kept for the next run.
-        or_resume: whether the run goes on if ``out`` has begun.
-        resume: the folder of a run that stopped; None to begin one.
-        checkpoint_every: seconds.
-        checkpoints: whether there are any.
-        keep_weights: whether the server model of every evaluation is kept too.
-        json: whether the summary is printed, in place of tables.
-        sink: a tracker that gets the scores too; None for none.
-        dry_run: whether the command only prints what would run.
-    """
+    """Devices, and where the results go."""
 
     title: ClassVar[str] = "machine and output"
 
@@ -211,10 +189,6 @@ def start_jax(machine: Machine, program: str) -> None:
     """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
 
     There are no more devices than cores: they would wait for each other.
-
-    Args:
-        machine: the settings.
-        program: name of the command, for messages.
 
     Raises:
         ValueError: if the other processes of a run cannot be met.

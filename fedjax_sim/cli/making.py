@@ -47,11 +47,9 @@ class Common(NamedTuple):
 def stand_in(model: Model | None = None, **fields: Any) -> Common:
     """Returns arguments with which every method can be made, to look at its parts.
 
-    Args:
-        model: by default a logistic regression of 8 x 8 images in 10 classes.
-        fields: fields of :class:`Common` in place of the defaults: cross-entropy, SGD with
-            learning rate 0.1 and momentum 0.9, 10 clients a round, one second a local step and a
-            deadline after 60.
+    Unless fields of :class:`Common` are given, there are a logistic regression of 8 x 8 images in
+    10 classes, SGD with learning rate 0.1 and momentum 0.9, 10 clients a round, one second a local
+    step and a deadline after 60.
     """
     model = model or logistic((8, 8, 1), 10)
     known: dict[str, Any] = {"model": model, "objective": empirical_risk(model), "classes": 10}
@@ -66,13 +64,10 @@ def stand_in(model: Model | None = None, **fields: Any) -> Common:
 def make(
     method: str | Callable[..., Algorithm], common: Common | None = None, **options: Any
 ) -> Algorithm:
-    """Returns a method, made of the common arguments that it takes and its own.
+    """Returns a method, made of the common arguments that it takes and its own options.
 
-    Args:
-        method: its name in ``ALGORITHMS``, or the function.
-        common: those of every method; None for :func:`stand_in`. The clock goes only to methods
-            that require one.
-        options: arguments of the method, which replace the common ones.
+    The common ones are those of :func:`stand_in` by default. The clock goes only to methods that
+    require one.
 
     >>> make("fedcs", clients_per_round=3).parts.clients_per_round
     3

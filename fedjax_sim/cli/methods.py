@@ -34,9 +34,6 @@ They are rejected in a method that has the first of the options, see :func:`chec
 def algorithm(text: str) -> str:
     """Returns the name of an algorithm; case, dashes and underscores do not count.
 
-    Args:
-        text: the name, or ``package.module:function``, which is its own name.
-
     Raises:
         ValueError: if there is none; offers names that are spelt nearly so, or the method that
           takes that rule.
@@ -81,13 +78,10 @@ def owners_of(
 ) -> dict[str, list[str]]:
     """Returns every parameter that is a flag, and the algorithms that have it.
 
-    Args:
-        names: the algorithms.
-        chosen: those that will run; of the others a parameter that cannot be a flag is left out.
-        taken: names that no parameter may have, because the command has a flag of that name.
+    No parameter may be called like a flag of the command, ``taken``.
 
     Raises:
-        ValueError: if a parameter of those that will run cannot be a flag.
+        ValueError: if a parameter of those that will run, ``chosen``, cannot be a flag.
     """
     owners: dict[str, list[str]] = {}
     for name in names:
@@ -115,14 +109,8 @@ def add_options(
 ) -> None:
     """Adds a flag for every parameter of some algorithms.
 
-    Args:
-        parser: where to.
-        owners: the parameters, and the algorithms that have them.
-        chosen: the algorithms that will run.
-        helping: whether help is printed; else none is made.
-
     Raises:
-        ValueError: if two of those that will run take different values by one flag.
+        ValueError: if two of those that will run, ``chosen``, take different values by one flag.
     """
     group = parser.add_argument_group(f"flags of {', '.join(chosen)}, and their defaults there")
     for key, names in owners.items():
@@ -148,12 +136,7 @@ def add_options(
 def chosen_options(
     given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the keyword arguments of each algorithm that were given.
-
-    Args:
-        given: values of the command line.
-        chosen: the algorithms that will run, and the arguments that are each one's own.
-        owners: every parameter that is a flag.
+    """Returns the keyword arguments of each algorithm that were given, to all or to it alone.
 
     Raises:
         ValueError: if a flag is of none of them, or one is missing.
@@ -179,9 +162,6 @@ def chosen_options(
 
 def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Rejects a flag that does nothing in any of the algorithms that have it.
-
-    Args:
-        options: the keyword arguments of each algorithm that were given.
 
     Raises:
         ValueError: names the flag, the option on which it hangs and the values that it needs.
@@ -238,14 +218,6 @@ def registered() -> list[str]:
     return entries
 
 
-def texts(key: str, owners: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
-    """Returns the texts about a parameter in its owners' docstrings, and whose each is."""
-    found: dict[str, list[str]] = {}
-    for name, function in owners.items():
-        found.setdefault(documented(function).get(key, ""), []).append(name)
-    return found
-
-
 @functools.cache
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return options(function, without=COMMON)
@@ -268,11 +240,11 @@ def _default(name: str, key: str) -> str:
 
 def _help(key: str, owners: Sequence[str]) -> str:
     """Returns a line for each meaning of the parameter, with the defaults."""
-    lines = []
-    for text, names in texts(key, {name: function_of(name) for name in owners}).items():
-        defaults = ", ".join(f"{name} {_default(name, key)}" for name in names)
-        lines.append(f"{text} ({defaults})".strip())
-    return "\n".join(lines)
+    found: dict[str, list[str]] = {}
+    for name in owners:
+        text = documented(function_of(name)).get(key, "")
+        found.setdefault(text, []).append(f"{name} {_default(name, key)}")
+    return "\n".join(f"{text} ({', '.join(of)})".strip() for text, of in found.items())
 
 
 def _flags_of(name: str) -> str:

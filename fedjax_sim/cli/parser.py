@@ -65,9 +65,6 @@ class _Chosen(NamedTuple):
 def parse(argv: Sequence[str]) -> Config:
     """Returns the settings of a command line.
 
-    Args:
-        argv: the arguments, without the program's name.
-
     Returns:
         The settings, each within its range as far as that is known without data.
 
@@ -112,10 +109,6 @@ def _begun(folder: Path, trust: Collection[str]) -> tuple[Config, list[str]]:
 
 def parse_folder(folder: Path, trust: Collection[str]) -> Config:
     """Reads the settings of the run in a folder.
-
-    Args:
-        folder: the folder.
-        trust: the modules that its names may import.
 
     Raises:
         ValueError: if there is no run, or it names what cannot be had or is not trusted.

@@ -112,11 +112,7 @@ def checked(role: str, text: str) -> str:
 def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
     """Returns the value of a tree in a part of a role.
 
-    Args:
-        role: of :func:`fedjax_sim.compose`.
-        node: of :func:`fedjax_sim.base.calls.parse`; a name alone is called if it makes a part and
-            needs no arguments.
-        given: the values of :data:`GIVEN`.
+    A name alone is called if it makes a part and needs no arguments.
     """
 
     def find(name: str) -> Any:
@@ -247,11 +243,6 @@ ROLES = tuple(field.name for field in dataclasses.fields(Parts))
 
 def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> Algorithm:
     """Returns the algorithm with the parts of some texts in place of its own.
-
-    Args:
-        algorithm: the method.
-        texts: by role.
-        common: the values of the names in :data:`GIVEN`.
 
     Raises:
         ValueError: if a part cannot be made, or does not fit the others; names the flag.

@@ -32,7 +32,6 @@ from fedjax_sim.data import (
     eval_set,
     own_test,
     pooled,
-    shift_rows,
     take_clients,
 )
 from fedjax_sim.data.splits import names_of
@@ -90,12 +89,6 @@ def population(
     is asked for; if the test samples have no owners, they are left out. Images keep the scale of
     their official training images: it is a constant of the data set like the range of a pixel, not
     a statistic of some clients.
-
-    Args:
-        dataset: as it was loaded.
-        split: the scored samples.
-        natural: whether its natural clients are the clients.
-        test_fraction: of ``holdout``, if it is asked for.
     """
     if split == "official":
         return dataset
@@ -112,12 +105,7 @@ def population(
 
 
 def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partition]) -> Problem:
-    """Splits a :func:`population` as the settings say.
-
-    Args:
-        config: split, seeds and what belongs to the split.
-        dataset: the population.
-        partitions: of its training samples; one for all seeds or one for each.
+    """Splits a :func:`population`, whose partitions are one or one for each seed, by the settings.
 
     Raises:
         ValueError: if the data do not allow that split.
@@ -216,9 +204,7 @@ def by_clients(
             names.append(names_of(dataset, take_clients(partition, fold.test)))
     roles = [list(role) for role in zip(*parts, strict=True)]
     sizes = [len(role[0].sizes) for role in roles[:3]]
-    x, y, scaled = inputs(dataset, standardise, train=roles[0], whole=whole, fit=fit)
-    if scaled:
-        roles = [shift_rows(role, len(dataset.train_y)) for role in roles]
+    x, y, roles = inputs(dataset, standardise, roles, whole=whole, fit=fit)
     train, validation, test, *adapting = roles
     to_validate, to_test = adapting if mine else (None, None)
     data, trained = _training(x, y, train, [run["seed"] for run in runs], prepare)
@@ -228,7 +214,7 @@ def by_clients(
         test=eval_set(x, y, test, adapt=to_test),
         validation=eval_set(x, y, validation, adapt=to_validate),
         runs=runs,
-        scaled=scaled,
+        scaled=is_table(dataset),
         scored="mean over test clients; {} train, {} validate, {} test in each of {} folds".format(
             *sizes, folds
         )
@@ -264,11 +250,8 @@ def by_names(
     test, train = [*map(take_clients, scored, tested)], [*map(take_clients, kept, others)]
     held, mine = [*map(take_clients, held, others)], [*map(take_clients, mine, tested)]
     several = len(tested[0]) > 1
-    x, y, scaled = inputs(dataset, standardise, train=train, whole=whole, fit=kept)
-    if scaled:
-        train, test, held, mine = (
-            shift_rows(role, len(dataset.train_y)) for role in (train, test, held, mine)
-        )
+    roles = train, test, held, mine
+    x, y, (train, test, held, mine) = inputs(dataset, standardise, roles, whole=whole, fit=kept)
     validates = None
     if held:
         to_validate = train if mine and several else None
@@ -281,7 +264,7 @@ def by_names(
         test=eval_set(x, y, test, adapt=mine or None),
         validation=validates,
         runs=[{"seed": seed} for seed in seeds],
-        scaled=scaled,
+        scaled=is_table(dataset),
         scored=f"{'mean over clients' if several else 'on client'} {', '.join(clients)}; "
         f"{data.clients} train{describe_validation(train, held)}{describe_adaptation(adapt)}",
         names=test_names if several else names,
@@ -304,9 +287,8 @@ def by_holdout(
     whole = [partition for _, partition in _by_seed(partitions, seeds)]
     train, test = held_out(dataset, _by_seed(whole, seeds), fraction)
     train, held = take_validation(dataset, _by_seed(train, seeds), validation)
-    x, y, scaled = inputs(dataset, standardise, train=train, whole=whole, fit=train)
-    if scaled:
-        train, test, held = (shift_rows(role, len(dataset.train_y)) for role in (train, test, held))
+    roles = train, test, held
+    x, y, (train, test, held) = inputs(dataset, standardise, roles, whole=whole, fit=train)
     data, trained = _training(x, y, train, seeds, prepare)
     return Problem(
         data=data,
@@ -314,7 +296,7 @@ def by_holdout(
         test=eval_set(x, y, test),
         validation=eval_set(x, y, held) if held else None,
         runs=[{"seed": seed} for seed in seeds],
-        scaled=scaled,
+        scaled=is_table(dataset),
         scored=f"mean over {scored_clients(test)}, each on {100 * fraction:g} % of its own samples"
         + describe_validation(train, held),
         names=[names_of(dataset, partition) for partition in whole],

@@ -74,13 +74,8 @@ def meeting(text: str) -> Meeting:
 def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
     """Meets the other processes: from here on ``jax.devices()`` are those of all.
 
-    What the others print, but for errors, goes nowhere. If the processes do not meet in time, it
-    prints one line and ends this one with status 2: JAX itself aborts it.
-
-    Args:
-        where: they meet.
-        program: the name in that line.
-        patience: seconds.
+    What the others print, but for errors, goes nowhere. If the processes do not meet within
+    ``patience`` seconds, it prints one line and ends this one with status 2: JAX itself aborts it.
 
     Raises:
         ValueError: if JAX cannot start, or the processes have unequal numbers of devices.
@@ -170,11 +165,7 @@ def in_step() -> Iterator[list[Any]]:
 def programs_of(values: Any) -> list[str]:
     """Returns what decides which programs compile, other than flags, versions and data.
 
-    Args:
-        values: algorithms, models and tasks, for the user's code in them.
-
-    Returns:
-        Texts that must be the same in all processes; none if this one is alone.
+    These texts must be the same in all processes; there are none if this one is alone.
     """
     if not jax.distributed.is_initialized():
         return []

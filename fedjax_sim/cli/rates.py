@@ -73,10 +73,7 @@ TEXTS = "cosine(end), linear(end), exponential(factor), step(factor, round, ...)
 
 
 def schedule(text: str) -> str:
-    """Returns the text of a schedule in the same words for the same one.
-
-    Args:
-        text: calls of :data:`FORMS`, joined by ``*``; or "constant".
+    """Returns the text of a schedule in the same words for the same one, see :data:`TEXTS`.
 
     Raises:
         ValueError: if it is none.
@@ -102,12 +99,7 @@ def changes_with(text: str) -> str | None:
 def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
     """Returns the ``rate_by_round`` of :func:`fedjax_sim.local_sgd` that a text means.
 
-    Args:
-        text: of :func:`schedule`.
-        rounds: of the whole run.
-
-    Returns:
-        ``round -> factor``, rounds from 0; None for a constant one.
+    It is ``round -> factor``, rounds from 0; None for a constant one.
 
     Raises:
         ValueError: if it does nothing in so many rounds; names the flag.

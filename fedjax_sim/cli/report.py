@@ -49,13 +49,8 @@ def measurements(
 ) -> dict[str, Any]:
     """Returns the entry of one algorithm in ``summary.json``.
 
-    Args:
-        result: its R runs, seed by seed, folds inside.
-        score: the one that tables show.
-        seeds: how many; R is a multiple of it.
-        fedavg_bytes: what FedAvg would have sent, up and down, in one run.
-        clients: N.
-        emd: measured, mean over seeds; None without classes.
+    The R runs are seed by seed, folds inside; ``fedavg_bytes`` is what FedAvg would have sent, up
+    and down, in one run.
 
     Returns:
         Scores are fractions, or in the units of y: mean and standard deviation over runs, of the
@@ -189,10 +184,6 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     says "diverged" has no numbers; one at least must have. A peak that is not known is "-". Where
     there is a target, the last columns have the rounds and the traffic of the runs that reached it:
     "not reached" is no number. With a clock there are seconds too.
-
-    Args:
-        summaries: by algorithm, see :func:`measurements`.
-        metric: how the score is read.
     """
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))

@@ -17,7 +17,6 @@ from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.rates import changes_with
 from fedjax_sim.cli.reading import check_entries, read_object
-from fedjax_sim.cli.timing import modernised
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
 """Settings that are the machine's: the results are those of any."""
@@ -53,16 +52,8 @@ def written(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder} has no run: it lacks config.json")
     found = read_object(path)
     its = found.get("format")
-    if type(its) is not int or not 1 <= its <= FORMAT:
-        raise ValueError(
-            f"{path} is of format {its}, and this version of fedjax_sim reads 1 to {FORMAT}"
-        )
-    if its == 1:  # it has the line of a shell
-        command = found.pop("command", None)
-        try:
-            found["arguments"] = shlex.split(command)[3:] if isinstance(command, str) else command
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: command: {error}") from error
+    if type(its) is not int or its != FORMAT:
+        raise ValueError(f"{path} is of format {its}, and this fedjax_sim reads {FORMAT}")
     schema.check_settings(path, found)
     return found
 
@@ -99,7 +90,7 @@ def arguments(folder: Path) -> list[str]:
         parser.add_argument(name)
     parser.add_argument("--or-resume", action="store_true")
     add_trust(parser)
-    return modernised(parser.parse_known_args(given)[1])
+    return parser.parse_known_args(given)[1]
 
 
 def to_go_on(program: str, folder: Path) -> str:
@@ -119,11 +110,6 @@ def asked(argv: Sequence[str]) -> Resuming:
 
 def check_settings(folder: Path, begun: Config, config: Config) -> None:
     """Rejects settings that would change the run.
-
-    Args:
-        folder: of the run.
-        begun: as it was.
-        config: as it is to go on.
 
     Raises:
         ValueError: if a setting differs; names its flag, its new and its old value.

@@ -91,7 +91,7 @@ def open_folder(
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
         for name, ours in random_settings().items():
-            theirs = begun.get("jax", {}).get(name, ours)  # older runs do not say
+            theirs = begun["jax"].get(name)
             if theirs != ours:
                 raise ValueError(
                     f"--resume {path}: JAX draws other random numbers now: {name} is {ours}, and "
@@ -132,14 +132,9 @@ def lost_checkpoints(path: Path, groups: Sequence[Sequence[str]]) -> list[str]:
 
 
 def finished(config: Config, folder: Path) -> int | None:
-    """Prints that a run has come to its end, if it has.
+    """Prints that a run has come to its end, and returns the status of its command.
 
-    Args:
-        config: the settings.
-        folder: of the run.
-
-    Returns:
-        The status that its command ended with; None if something is left to do.
+    It is None, and nothing is printed, if something is left to do.
     """
     found, rounds = read_summary(folder), written(folder)["rounds"]
     if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
@@ -173,16 +168,7 @@ def run(
     command: str,
     watch: Watch,
 ) -> Outcome:
-    """Runs every algorithm and records it.
-
-    Args:
-        config: the settings.
-        setup: data, model and algorithms.
-        groups: the algorithms by their programs.
-        folder: for the records; None for no records, or where another process writes them.
-        command: as it was given.
-        watch: shows the progress.
-    """
+    """Runs every algorithm, and records it if there is a folder, which one process has."""
     STOPPING.patient = True
     if folder is not None:
         folder.draw("clients", lambda path: draw_clients(config, setup, path))

@@ -75,7 +75,10 @@ SETTINGS: Mapping[str, Check] = {
     "clients": whole,
     "split": text,
     "folds": maybe(whole),
+    "test_clients": maybe(some(text)),
+    "adapt": maybe(number),
     "test_fraction": maybe(number),
+    "validation": maybe(number),
     "standardise": maybe(text),
     "seeds": some(whole),
     "rounds": whole,
@@ -85,6 +88,7 @@ SETTINGS: Mapping[str, Check] = {
     "task": text,
     "score": text,
     "metric": metric,
+    "jax": table,
 }
 """Schema of ``config.json``; all keys are required."""
 
@@ -170,8 +174,6 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         ValueError: if it is not as the command writes it; names the file, the entry and its value.
     """
     _check(f"{path}", settings, SETTINGS, needed=True)
-    later = {"validation": maybe(number), "test_clients": maybe(some(text)), "adapt": maybe(number)}
-    _check(f"{path}", settings, later)
 
 
 def check_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -15,26 +15,7 @@ Standardise = Literal["global", "local"]
 
 @dataclasses.dataclass(frozen=True)
 class Scores(Group):
-    """The scored samples and the score.
-
-    Attributes:
-        split: the scored samples, see :mod:`fedjax_sim.cli.problem`.
-        folds: of ``clients``, else None.
-        test_clients: names of the clients of ``clients`` that are scored and do not train; None for
-          folds.
-        adapt: of ``clients``: the share of its samples on which a client that does not train adapts
-          before it is scored on the others; None: it does not adapt.
-        test_fraction: of ``holdout``; None for the test samples that the data have of each client,
-          or where they do not say it for a fifth.
-        validation: the share of each client's training samples that are scored instead, to select
-          rounds and settings; None for none.
-        standardise: of a table's numeric columns, by the statistics of all training clients or of
-          each client; None for the first of a table.
-        score: the score in tables and pictures, and for the best round; None for
-          the task's leading one.
-        delta: δ of what DP-FedAvg, DP-FTRL and DP-SGD spend; None for N^-1.1, of DP-SGD for that of
-          the largest n_k.
-    """
+    """The scored samples and the score."""
 
     title: ClassVar[str] = "scores"
 

@@ -71,10 +71,7 @@ class Group:
     ) -> None:
         """Adds a flag for every setting; one that is left out is not in the namespace.
 
-        Args:
-            add_to: a parser, or a group of its flags.
-            helping: whether help is printed; else none is made.
-            without: settings that have none here.
+        Help is only made if it will be printed; settings in ``without`` have no flag here.
         """
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
@@ -103,12 +100,7 @@ class Group:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
-        """Returns the settings of a namespace; those that were not given have their defaults.
-
-        Args:
-            given: values of the command line, of other groups too.
-            defaults: those that are not the fields' own.
-        """
+        """Returns the settings of a namespace; those that were not given have their defaults."""
         known = {**(defaults or {}), **given}
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: known[name] for name in names if name in known})

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.scoring import Standardise
-from fedjax_sim.data import Dataset, standardise_global, standardise_local
+from fedjax_sim.data import Dataset, shift_rows, standardise_global, standardise_local
 from fedjax_sim.partition import Partition
 
 
@@ -21,24 +21,26 @@ def is_table(dataset: Dataset) -> bool:
 def inputs(
     dataset: Dataset,
     standardise: Standardise,
+    roles: Sequence[list[Partition]],
     *,
-    train: Sequence[Partition],
     whole: Sequence[Partition],
     fit: Sequence[Partition],
-) -> tuple[NDArray[Any], NDArray[Any], bool]:
+) -> tuple[NDArray[Any], NDArray[Any], list[list[Partition]]]:
     """Returns the samples, or of a table R standardised copies, one behind the other.
 
-    A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run.
+    A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run. The
+    partitions of each role, of which the first trains, have the rows of their run's copy.
     """
     x, y, columns = dataset.train_x, dataset.train_y, dataset.numeric
     if not is_table(dataset):
         if standardise == "local":
             raise ValueError(f"standardise='local' is for tables of numbers, not {dataset.name}")
-        return x, y, False
-    copies = np.empty((len(train), *x.shape), np.float32)
-    for copy, clients, trained, fitted in zip(copies, whole, train, fit, strict=True):
+        return x, y, [*roles]
+    copies = np.empty((len(roles[0]), *x.shape), np.float32)
+    for copy, clients, trained, fitted in zip(copies, whole, roles[0], fit, strict=True):
         if standardise == "global":
             copy[:] = standardise_global(x, trained, numeric=columns)
         else:
             copy[:] = standardise_local(x, clients, fit=fitted, numeric=columns)
-    return copies.reshape(-1, x.shape[1]), np.concatenate([y] * len(copies)), True
+    shifted = [shift_rows(role, len(y)) for role in roles]
+    return copies.reshape(-1, x.shape[1]), np.concatenate([y] * len(copies)), shifted

@@ -58,11 +58,7 @@ class Stopping:
             self._patient = now
 
     def check(self, agree: Callable[[int], int] = int) -> None:
-        """Raises Stopped if a signal came.
-
-        Args:
-            agree: what all processes of a run make of the number of each one's signal, 0 for none.
-        """
+        """Raises Stopped if a signal came to this process, or to one of those that ``agree``."""
         asked = agree(self._asked or 0)
         if asked:
             raise Stopped(asked)

@@ -126,9 +126,7 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
     said: dict[str, list[str]] = {}  # a line once for all settings of a grid
     for name, s in summaries.items():
-        named = "mu=" in name and s.get("mu_first") == s.get("mu_last")
-        beside = {key: value for key, value in s.items() if not (named and key == "mu_first")}
-        for line in remarks(beside, setup.problem.data.clients):
+        for line in remarks(s, setup.problem.data.clients, named="mu=" in name):
             said.setdefault(line, []).append(name)
     for line, names in said.items():
         print(f"\n{', '.join(names)}: {line}")
@@ -157,15 +155,13 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         print(f"\n{how} also scores the clients' own models of {', '.join(personal)}")
 
 
-def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
-    """Yields remarks on one algorithm for the lines below the table.
+def remarks(
+    summary: Mapping[str, Any], clients: int | None = None, *, named: bool = False
+) -> Iterator[str]:
+    """Yields remarks on one algorithm, see :func:`summarise`, for the lines below the table.
 
-    Args:
-        summary: see :func:`summarise`.
-        clients: those that train, which δ is set beside; None if that is not known.
-
-    Yields:
-        A line each.
+    The number of ``clients`` that train, if it is known, is printed with δ. A constant μ is left
+    out if the method's name has it, ``named``.
     """
     s = summary
     if "epsilon" in s:
@@ -195,7 +191,7 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         yield timing.told(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
-    if "mu_first" in s:
+    if "mu_first" in s and not (named and s["mu_first"] == s["mu_last"]):
         yield _told_pull(s["mu_first"], s["mu_last"])
 
 

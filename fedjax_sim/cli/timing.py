@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedjax_sim.base import Clock, calls, shown
-from fedjax_sim.cli.flags import REMOVED, Parser, flag, naming
+from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
-from fedjax_sim.engine.memory import MB
 from fedjax_sim.plan import clock
 from fedjax_sim.plan.traces import ENDINGS
 from fedjax_sim.round import Algorithm
@@ -40,11 +39,7 @@ def _clock(text: str) -> Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Timing(Group):
-    """How long a round takes; the same devices for all algorithms.
-
-    Attributes:
-        clock: the text of a clock; None: rounds take no time.
-    """
+    """How long a round takes; the same devices for all algorithms."""
 
     title: ClassVar[str] = "simulated time, for all algorithms alike"
 
@@ -59,35 +54,6 @@ class Timing(Group):
         metavar="TEXT",
         convert=_converted,
     )
-
-
-def modernised(argv: Sequence[str]) -> list[str]:
-    """Returns a command line of an earlier version with its clock as one text.
-
-    >>> modernised(["--clock", "tiers(1)", "--bandwidth", "own(1, 2)", "--late", "drop"])
-    ['--clock', "simulated(tiers(1), link=bandwidth(1000000.0, 2000000.0), late='drop')"]
-    """
-    parser = Parser(add_help=False)
-    for name in ("clock", *REMOVED):
-        parser.add_argument(flag(name))
-    given, others = parser.parse_known_args(argv)
-    old = {
-        word.partition("=")[0]: text
-        for name, word in REMOVED.items()
-        if (text := getattr(given, name)) is not None
-    }
-    if not old:
-        return list(argv)
-    if "link" in old:
-        link = calls.as_call(calls.parse(old["link"]), old["link"])
-        speeds = [repr(float(calls.word(speed)) * MB) for speed in link.args]
-        shared = ["shared=True"] * (link.name.lower() == "shared")
-        old["link"] = f"bandwidth({', '.join(speeds + shared)})"
-    if "late" in old:
-        old["late"] = repr(old["late"])
-    law = given.clock
-    head = f"traced({law!r}" if law.endswith(ENDINGS) else f"simulated({law}"
-    return ["--clock", ", ".join([head, *(f"{k}={v}" for k, v in old.items())]) + ")", *others]
 
 
 def made(timing: Timing) -> Clock | None:

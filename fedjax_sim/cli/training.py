@@ -30,24 +30,7 @@ WITH_MOMENTUM = ("sgd", "nesterov")
 
 @dataclasses.dataclass(frozen=True)
 class Training(Group):
-    """The local update, the same for all algorithms.
-
-    Attributes:
-        model: a name in ``MODELS``, or ``package.module:factory``; None for one by the shape of a
-          sample.
-        epochs: E.
-        batch_size: B.
-        optimizer: the clients', by optax's names.
-        optimizer_state: see :func:`fedjax_sim.local.local_sgd`.
-        lr: its η.
-        lr_schedule: see :mod:`fedjax_sim.cli.rates`.
-        momentum: of SGD; None of other optimisers.
-        weight_decay: of all weights, see :func:`fedjax_sim.cli.training.optimizer_of`.
-        l2: of :func:`fedjax_sim.objective.empirical_risk`.
-        last_batch: see :func:`fedjax_sim.local.local_sgd`.
-        precision: bf16: see :func:`fedjax_sim.models.with_compute_dtype`; bf16_weights: see
-          ``half_weights`` of :func:`fedjax_sim.local.local_sgd` too.
-    """
+    """The local update, the same for all algorithms."""
 
     title: ClassVar[str] = "local training"
 
@@ -174,11 +157,7 @@ def scheduled(
 ) -> Algorithm:
     """Returns the algorithm of a local update whose rate follows ``--lr-schedule``.
 
-    Args:
-        training: the settings.
-        local: with a constant rate.
-        rounds: of FedAvg; the schedule is of the algorithm's own.
-        make: composes the algorithm.
+    The schedule is as long as the algorithm runs for so many ``rounds`` of FedAvg.
 
     Raises:
         ValueError: if the schedule does nothing, or the algorithm cannot have one.

@@ -29,16 +29,7 @@ def held_out(
 def take_validation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that train and those that validate.
-
-    Args:
-        dataset: the data set.
-        by_seed: seed and samples of each run.
-        share: share of the samples that validate; None for none.
-
-    Returns:
-        The partitions of the training samples, and of the validation samples; no partitions if none
-        validate.
+    """Splits each client's samples into those that train and a share that validates, if any does.
 
     Raises:
         ValueError: if no client has two samples.
@@ -54,16 +45,7 @@ def take_validation(
 def take_adaptation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that it adapts on and those that are scored.
-
-    Args:
-        dataset: the data set.
-        by_seed: seed and samples of each run.
-        share: share of the samples to adapt on; None for none.
-
-    Returns:
-        The partitions of the samples to adapt on, and of the others; no partitions if clients do
-        not adapt.
+    """Splits each client's samples into a share that it adapts on, if it does, and those scored.
 
     Raises:
         ValueError: if no client has two samples.
@@ -79,7 +61,6 @@ def take_adaptation(
 def with_clients(partition: Partition, other: Partition, clients: NDArray[np.int64]) -> Partition:
     """Returns the partition with the samples that some clients have in another one.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> one, other = partition_from_lists([[0], [1]]), partition_from_lists([[2], [3]])
     >>> with_clients(one, other, np.array([1])).index.tolist()
     [0, 3]
@@ -95,14 +76,10 @@ def as_one_client(held: Sequence[Partition]) -> list[Partition]:
 
 
 def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int64]:
-    """Returns the numbers of the clients of ``--test-clients``.
-
-    Args:
-        names: names of all clients; empty if the clients are not natural ones.
-        chosen: names of the test clients.
+    """Returns the numbers of the clients of ``--test-clients``, given the names of all.
 
     Raises:
-        ValueError: if there is no such client, or no client is left to train.
+        ValueError: if there is no such client, clients have no names, or none is left to train.
 
     >>> named_clients(["art", "photo", "sketch"], ["sketch"]).tolist()
     [2]
@@ -128,7 +105,6 @@ def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int
 def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -> str:
     """Writes how many samples validate, if any.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> train, held = partition_from_lists([[0, 1], [2]]), partition_from_lists([[3], []])
     >>> describe_validation([train], [held])
     '; validated on 1 of 4 training samples, of 1 of 2 clients'
@@ -155,7 +131,6 @@ def describe_adaptation(share: float | None) -> str:
 def scored_clients(tests: Sequence[Partition]) -> str:
     """Returns how many clients have samples to be scored on, in words.
 
-    >>> from fedjax_sim.partition import partition_from_lists
     >>> scored_clients([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
     '1 to 2 of 2 clients'
     """

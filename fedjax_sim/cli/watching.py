@@ -29,13 +29,7 @@ class Watch(Protocol):
     def __call__(
         self, names: Sequence[str], rounds: int, done: int = 0, /
     ) -> AbstractContextManager[Tell]:
-        """Opens a context, before they compile.
-
-        Args:
-            names: the algorithms.
-            rounds: rounds of each.
-            done: rounds of a checkpoint, which do not run again.
-        """
+        """Opens a context, before they compile."""
 
 
 def called(names: Sequence[str]) -> str:

@@ -42,9 +42,8 @@ class Written(NamedTuple):
 def written(text: str) -> tuple[str, ...]:
     """Returns the methods of a text, in the same words for the same method.
 
-    Args:
-        text: ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
-            of local training and parts by role; ``value|value`` stands for one method each.
+    The text is ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
+    of local training and parts by role; ``value|value`` stands for one method each.
 
     Raises:
         ValueError: if there is no such method or setting, or a value is out of range.

@@ -32,14 +32,10 @@ def run_in_chunks(
     entries: int,
     chunk: int | None,
 ) -> tuple[PyTree, PyTree]:
-    """Runs ``fn`` for each task.
+    """Runs ``fn`` for each task ``[T, ...]``; it returns a result, and an addend of a sum.
 
-    Args:
-        fn: function that returns a result, and an addend of the task's sum.
-        tasks: ``[T, ...]``.
-        entry: ``int32[T]``, index of each task's sum.
-        entries: number of sums.
-        chunk: tasks at once under vmap; 1: no vmap, None: all.
+    ``entry int32[T]`` is the index of each task's sum. As many tasks as ``chunk`` run at once under
+    vmap; 1: no vmap, None: all.
 
     Returns:
         The results ``[T, ...]``, and the weighted sums ``[entries, *p]``, in float32 at least. Only

@@ -96,21 +96,15 @@ def run_on_device(
     lanes: int | None,
     summed: bool,
 ) -> tuple[PyTree, PyTree, Array]:
-    """Runs all tasks; returns ``[T, ...]``, the sums by entry of the pool, and the steps.
+    """Runs all tasks ``work [T, ...]``, which share ``constants`` and the pool ``[E, *p]``.
 
-    Args:
-        fn: function to run, see :func:`as_pool`.
-        constants: values that all tasks share.
-        pool: ``[E, *p]``.
-        work: ``[T, ...]``.
-        chunk: tasks at once, unless there are lanes; None for all.
-        lanes: L, for tasks that can stop between two steps; if there are no more tasks than lanes,
-            all run at once. None or 0: chunks.
-        summed: see :meth:`Execution.run <fedjax_sim.engine.execution.Execution.run>`.
+    Tasks that can stop between two steps run in L lanes, or all at once if there are no more tasks
+    than lanes; others, or without lanes, in chunks. ``fn`` is as in :func:`as_pool`, ``summed`` as
+    in :meth:`Execution.run <fedjax_sim.engine.execution.Execution.run>`.
 
     Returns:
-        The results, the sums, and ``int32[T]``, the steps run or waited for each task; zeros if
-        unknown, because ``fn`` is not ``InSteps``.
+        The results, the sums by entry of the pool, and ``int32[T]``, the steps run or waited for
+        each task; zeros if unknown, because ``fn`` is not ``InSteps``.
     """
     count, entries = len(work.common), len(jax.tree.leaves(pool)[0])
 
@@ -151,17 +145,10 @@ def run_on_device(
 
 
 def balance(cost: Array, n_devices: int, *, in_order: bool) -> Array:
-    """Computes joint rows for R lists of tasks, for ``Execution.deal``.
+    """Returns the task ``int32[R, P]`` of each row, T for a padding row, for ``Execution.deal``.
 
-    Every device has equally many rows of each list.
-
-    Args:
-        cost: ``int32[R, T]``.
-        n_devices: D.
-        in_order: whether tasks may stay in their order if there is only one device.
-
-    Returns:
-        ``int32[R, P]``, the task of each row; T for a padding row.
+    Every device has equally many rows of each of the R lists of tasks, whose costs are
+    ``int32[R, T]``. Tasks may stay ``in_order`` if there is only one device.
     """
     lists, count = cost.shape
     block = -(-count // n_devices)
@@ -199,14 +186,10 @@ def launch_price(forward: Jaxpr, weights: int) -> float:
 
     .. math:: \frac{10\, p \cdot 2.2\, \mu s}{(6 W + 2 A) / (3\, TB/s)}
 
-    with p the matrix products and convolutions of the forward pass, and A the bytes that it
-    computes. By their counts in compiled programs, six networks have 0.3 to 2.7 times this price.
-    :func:`lanes_for` with the estimate is at most 4 % slower than with the count, on lognormal
-    sizes.
-
-    Args:
-        forward: the forward pass of a minibatch.
-        weights: W, the bytes of the weights.
+    with p the matrix products and convolutions of the forward pass of a minibatch, A the bytes that
+    it computes, and W the bytes of the weights. By their counts in compiled programs, six networks
+    have 0.3 to 2.7 times this price. :func:`lanes_for` with the estimate is at most 4 % slower than
+    with the count, on lognormal sizes.
 
     >>> made = jax.make_jaxpr(lambda x, w: x @ w)(jnp.ones((10, 784)), jnp.ones((784, 10)))
     >>> round(launch_price(made.jaxpr, 4 * 7840))  # of small models many fit

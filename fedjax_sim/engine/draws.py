@@ -88,16 +88,8 @@ def by_size(key: Array, count: int, start: Array) -> Array:
     """Draws ``count`` distinct clients one after another, in proportion to their samples.
 
     In a large population, the owners of random samples are drawn and repetitions skipped: an
-    iteration takes O(count log N).
-
-    Args:
-        key: PRNG key.
-        count: at most N.
-        start: ``int32[N + 1]``; client k has the samples ``start[k]`` to ``start[k + 1] - 1``.
-
-    Returns:
-        ``int32[count]``, in the order of the draw; N in place of missing clients, if all others
-        have no samples.
+    iteration takes O(count log N). Client k has the samples ``start[k]`` to ``start[k + 1] - 1``.
+    N stands for each missing client, if all others have no samples.
 
     >>> by_size(jax.random.key(0), 3, jnp.array([0, 5, 5, 9])).tolist()[2]
     3
@@ -138,15 +130,9 @@ def _search(
 
 
 def draw_free(key: Array, total: int, taken: Array) -> Array:
-    """Draws a number of 0 .. total - 1 that is not taken, uniformly, in O(T log T).
+    """Draws a number of 0 .. total - 1 that is not in ``taken``, uniformly, in O(T log T).
 
-    Args:
-        key: PRNG key.
-        total: N.
-        taken: ``int32[T]``, distinct numbers, not all; ``total`` and above stand for none.
-
-    Returns:
-        ``int32[]``.
+    ``taken int32[T]`` has distinct numbers, not all; ``total`` and above stand for none.
 
     >>> sorted({int(draw_free(jax.random.key(i), 4, jnp.array([2, 4, 0]))) for i in range(9)})
     [1, 3]

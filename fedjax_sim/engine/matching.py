@@ -12,13 +12,7 @@ ASSUMED = "the optimiser that its settings assume"
 
 
 def sgd_of(name: str, lr: float, momentum: float) -> Need:
-    """Returns the need of an optimiser that acts like SGD with this rate and momentum.
-
-    Args:
-        name: the part's argument for the rate.
-        lr: the rate.
-        momentum: the heavy-ball momentum.
-    """
+    """Returns the need of an optimiser that acts like SGD with this rate and momentum."""
 
     def met(parts: Any) -> bool:
         if parts.local.response is None:  # unknown, which the part's docstring must say

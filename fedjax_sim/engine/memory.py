@@ -34,10 +34,6 @@ class TooLargeError(ValueError):
 def compile_program(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compiled:
     """Compiles a program; on accelerators XLA plans all of its memory.
 
-    Args:
-        lowered: the program.
-        options: XLA's options for this program; None for the defaults of the process.
-
     Raises:
         TooLargeError: if it does not fit in a device's memory; names both sizes.
     """
@@ -107,10 +103,6 @@ def step_flops(jaxpr: Jaxpr, loops: int = 2) -> float:
 
     A step is inside two loops of unknown length, over rounds and over steps; scans inside it count
     with their length. Work outside of steps does not count.
-
-    Args:
-        jaxpr: the program of some rounds.
-        loops: number of enclosing loops of unknown length.
 
     >>> import jax.numpy as jnp
     >>> step = lambda _, x: jax.lax.scan(lambda x, _: (x @ x, None), x, length=3)[0]
@@ -224,10 +216,6 @@ def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
 
 def check_memory_for(what: str, size: int) -> None:
     """Rejects arrays that do not fit in any memory of this machine, before they are made.
-
-    Args:
-        what: description with a number, as in "5 copies of the model".
-        size: bytes.
 
     Raises:
         TooLargeError: names both sizes.

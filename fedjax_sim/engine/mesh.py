@@ -24,10 +24,7 @@ MODEL = "model"
 def model_spec(shape: Sequence[int], parts: int, first: Sequence[str | None] = ()) -> PartitionSpec:
     """Returns how an array of a model is split: over its longest axis that ``parts`` divides.
 
-    Args:
-        shape: shape of the array.
-        parts: number of devices that share it.
-        first: mesh axes of its leading axes, which do not belong to the model.
+    Its leading axes over the mesh axes ``first`` do not belong to the model.
 
     >>> tuple(model_spec((4, 128, 64), 2, ["clients"])), tuple(model_spec((3,), 2))
     (('clients', 'model', None), (None,))

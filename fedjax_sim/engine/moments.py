@@ -41,11 +41,7 @@ def compute_and_transfer(
 ) -> tuple[Array, Array]:
     """Splits the last seconds of a visit into computation and transfers; any shapes.
 
-    Args:
-        down: seconds of the download.
-        work: seconds of the computation after it.
-        age: seconds since the visit began.
-        seconds: number of last seconds that count.
+    After a download of ``down`` seconds come ``work`` seconds; the visit began ``age`` seconds ago.
 
     >>> [a.item() for a in compute_and_transfer(*map(jnp.float32, (2, 5, 6, 5)))]
     [4.0, 1.0]

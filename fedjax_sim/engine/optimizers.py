@@ -25,12 +25,7 @@ EXTRA_ARGUMENTS = ("value", "grad", "value_fn", "obj_fn", "grad_fn", "key")
 
 
 def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> None:
-    """Rejects an optimiser whose ``update`` needs an extra argument that it will not get.
-
-    Args:
-        name: name of the argument with the optimiser, for the message.
-        optimizer: value of the argument.
-        given: extra arguments that are passed to the optimiser, by optax's names.
+    """Rejects an optimiser whose ``update`` needs an extra argument that is not ``given``.
 
     Raises:
         ValueError: if it is not an optimiser, or needs another argument. Optimisers inside an

@@ -18,10 +18,6 @@ def response(optimizer: optax.GradientTransformationExtraArgs, steps: int) -> li
     The optimiser sees a weight of 0: weight decay is part of the objective, not of the
     displacement.
 
-    Args:
-        optimizer: the optimiser, with all extra arguments allowed.
-        steps: number of steps.
-
     Returns:
         Numbers, or arrays if the rate is traced; NaN if it needs more than a gradient, or if a
         doubled gradient does not double the displacement.
@@ -64,18 +60,11 @@ def stateless(optimizer: optax.GradientTransformationExtraArgs) -> bool:
 
 
 def gradient_weight(steps: Array, momentum: float = 0.0) -> Array:
-    r"""Returns the total weight of the gradients in T steps of SGD.
+    r"""Returns the total weight ``f32`` of the gradients in T steps of SGD, T of any shape.
 
     .. math:: a = T, \qquad a = \frac{T - \rho\,(1 - \rho^T) / (1 - \rho)}{1 - \rho}
 
     without momentum, and with momentum ρ that starts from 0.
-
-    Args:
-        steps: T, of any shape.
-        momentum: ρ, in [0, 1).
-
-    Returns:
-        a, ``f32`` of that shape.
 
     >>> gradient_weight(jnp.array([1, 2, 3]), 0.5).tolist()  # 1, 1.5 more, 1.75 more
     [1.0, 2.5, 4.25]

@@ -38,9 +38,6 @@ def reads_clients(server: Server) -> bool | None:
 
     Its program is traced on a model of one weight and two clients.
 
-    Args:
-        server: the server.
-
     Returns:
         True if it reads updates, weights, reports or samples of single clients; None if it cannot
         be traced: it looks for the names of leaves, say.

@@ -17,12 +17,9 @@ def nearest(weights: PyTree) -> PyTree:
 def rounded(key: Array, weights: PyTree) -> PyTree:
     """Rounds float32 weights up or down to bfloat16 at random: the mean is the weight.
 
-    A weight that bfloat16 can represent does not change. Random bits come from the hash that
-    orders a client's samples: threefry takes about as long as a step on a GPU.
-
-    Args:
-        key: PRNG key.
-        weights: ``[*p]``; leaves of other dtypes stay as they are.
+    A weight that bfloat16 can represent does not change, nor do leaves of other dtypes. Random bits
+    come from the hash that orders a client's samples: threefry takes about as long as a step on a
+    GPU.
 
     Source: Gupta et al. 2015 <https://arxiv.org/abs/1502.02551>, section 3.
 

@@ -20,21 +20,13 @@ _HALVES = ("attention", "mlp")
 
 
 def causal_attention(query: Array, key: Array, value: Array) -> Array:
-    r"""Computes causal attention: each position attends to itself and to earlier ones.
+    r"""Computes causal attention of q, k and v ``[B, T, H, C]``: positions attend to earlier ones.
 
     .. math:: o_t = \sum_{s \le t} \frac{\exp(q_t \cdot k_s / \sqrt{C})}
                     {\sum_{r \le t} \exp(q_t \cdot k_r / \sqrt{C})} v_s
 
     Weights are computed in float32 or wider; ``jax.nn.dot_product_attention`` would round float64
     weights to float32.
-
-    Args:
-        query: q, ``[B, T, H, C]`` with H heads.
-        key: k, of the same shape.
-        value: v, of the same shape.
-
-    Returns:
-        o, ``[B, T, H, C]``.
 
     Source: Vaswani et al. 2017 <https://arxiv.org/abs/1706.03762>, section 3.2.
 

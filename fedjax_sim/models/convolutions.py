@@ -227,18 +227,10 @@ def _im2col(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
 def depthwise(x: Array, kernel: Array, padding: Padding, *, stride: int = 1) -> Array:
     r"""Convolves each channel separately, :math:`y_{bijc} = \sum_{uv} x_{b,si+u,sj+v,c}\,k_{uvc}`.
 
+    x is ``f32[B, H, W, C]``, the kernel ``f32[h, w, C]``, and the padding (low, high) for H and W.
     It uses shifted multiply-adds, which XLA fuses into one loop, also under vmap over clients. On
     CPU, the grouped convolution of ``lax`` takes 43 times as long forward and 340 times as long
     with gradients (16×7×7×336, 3×3 kernels, one core: 5.6 and 680 ms instead of 0.13 and 2.0 ms).
-
-    Args:
-        x: ``f32[B, H, W, C]``.
-        kernel: ``f32[h, w, C]``.
-        padding: (low, high) for H and W.
-        stride: s, for H and W.
-
-    Returns:
-        ``f32[B, H', W', C]``.
 
     Example:
         >>> x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2))

@@ -65,12 +65,7 @@ def with_settings(factory: Any, call: Call) -> Any:
 
 
 def model_of(factory: Any, shape: Sequence[int], outputs: int) -> Model:
-    """Returns the model of a user's value.
-
-    Args:
-        factory: the value, as described by :data:`WANTED`.
-        shape: shape of one input, without the batch axis.
-        outputs: number of classes, or of the outputs of another task.
+    """Returns the model of a user's value, see :data:`WANTED`, for inputs ``[*shape]``.
 
     Raises:
         ValueError: if factory returns something else. A user's function may raise any exception.

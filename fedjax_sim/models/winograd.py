@@ -46,7 +46,7 @@ def tiles(length: int) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv3x3(x: Array, kernel: Array, padding: Padding) -> Array:
-    r"""Convolves with 3×3 kernels and stride 1 by F(4×4, 3×3).
+    r"""Convolves with 3×3 kernels ``f32[3, 3, C, O]`` and stride 1 by F(4×4, 3×3).
 
     .. math:: Y = A^\top \Bigl[\sum_c (G k_c G^\top) \odot (B^\top d_c B)\Bigr] A
 
@@ -54,14 +54,6 @@ def conv3x3(x: Array, kernel: Array, padding: Padding) -> Array:
     positions, with 36 multiplications for the 16 outputs of a tile instead of 144. The other
     products are additions, one axis after the other. In float32, the error is up to 1e-5 of the
     largest value, and 5e-7 for a direct sum; bfloat16 is not precise enough.
-
-    Args:
-        x: ``f32[B, H, W, C]``.
-        kernel: ``f32[3, 3, C, O]``.
-        padding: (low, high) for H and W.
-
-    Returns:
-        ``f32[B, H', W', O]``.
 
     Example:
         >>> conv3x3(jnp.ones((1, 5, 5, 2)), jnp.ones((3, 3, 2, 4)), ((0, 0), (1, 1))).shape

@@ -48,16 +48,14 @@ def form_of(name: str, sampler: Callable[..., Partition]) -> Form:
     )
 
 
-def read_options(form: Form, call: calls.Call, *, bare: bool = False) -> dict[str, Any]:
+def read_options(form: Form, call: calls.Call) -> dict[str, Any]:
     """Reads the keyword arguments of a call, given by position or as ``name=value``.
-
-    Required arguments may be missing if ``bare``.
 
     Raises:
         ValueError: if an argument is missing, given twice, malformed or unknown.
         KeyError: if a choice is unknown.
     """
-    takes = {key: i < form.required and not bare for i, key in enumerate(form.arguments)}
+    takes = {key: i < form.required for i, key in enumerate(form.arguments)}
     given = binding.arguments(call, takes)
     return {key: form.arguments[key](calls.word(node)) for key, node in given.items()}
 

@@ -39,15 +39,7 @@ def _natural(
     min_size: int = 1,
     seed: int,
 ) -> Partition:
-    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients.
-
-    Args:
-        labels: ``[n, ...]``, any targets.
-        clients: number of natural clients; None for all.
-        groups: ``int[n]``, group of each sample.
-        min_size: smallest group to use; samples of smaller groups are unused.
-        seed: unused.
-    """
+    """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
     if groups is None or np.shape(groups) != np.shape(labels)[:1]:
         shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
         raise ValueError(
@@ -133,14 +125,10 @@ class Sample:
         groups: ArrayLike | None = None,
         features: Mapping[str, ArrayLike] | None = None,
     ) -> Partition:
-        """Samples a partition.
+        """Samples a partition of the labels ``int[n]`` for K clients; None for all natural clients.
 
-        Args:
-            labels: ``int[n]``.
-            clients: K; None for all natural clients.
-            seed: random seed.
-            groups: ``int[n]``, natural group of each sample, for samplers that use it.
-            features: ``int[n]`` of each categorical feature by name, for samplers that use them.
+        Samplers that use them get the natural group of each sample, ``int[n]``, and ``int[n]`` of
+        each categorical feature by name.
         """
         name, sampler = SAMPLERS.resolve(self.sampler)
         available = {"groups": groups, "features": features}
@@ -203,10 +191,8 @@ def expected_emd(text: str, classes: int, clients: int) -> float | None:
     return EXPECTED[name](classes, clients, **options) if name in EXPECTED else None
 
 
-def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
+def parse_form(text: str) -> tuple[str, dict[str, Any]]:
     """Parses a text form into a key of ``SAMPLERS`` and keyword arguments.
-
-    Required arguments may be missing if ``bare``, as flags give them.
 
     >>> parse_form("ll(1, 7/8)")
     ('ll', {'labels_per_client': 1, 'fraction': 0.875})
@@ -221,7 +207,7 @@ def parse_form(text: str, *, bare: bool = False) -> tuple[str, dict[str, Any]]:
         raise _not_understood(text, list(SAMPLERS.items())) from error
     form = form_of(name, sampler)
     try:
-        return name, read_options(form, call, bare=bare)
+        return name, read_options(form, call)
     except (ValueError, KeyError) as error:
         known = {**SAMPLERS.known, name: sampler}
         raise _not_understood(text, list(known.items())) from error

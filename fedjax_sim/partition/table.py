@@ -113,10 +113,6 @@ def validate_partition(partition: Partition, samples: int) -> None:
 
     With ``repeats``, checks that no client has a sample more than once, apart from copies.
 
-    Args:
-        partition: the partition.
-        samples: n, the length of the pooled training arrays.
-
     Raises:
         ValueError: if start is malformed, an index is out of range or repeated, or a client has no
             samples.

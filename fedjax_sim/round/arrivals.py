@@ -102,12 +102,7 @@ def next_arrivals(
 ) -> Arrivals | None:
     """Returns the clients whose updates arrive in this round; None for synchronous rounds.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round.
-        data: the clients.
-        sizes: function that counts the bytes of messages.
+    ``sizes`` counts the bytes of messages.
     """
     if not parts.asynchronous:
         return None

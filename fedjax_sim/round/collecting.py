@@ -108,11 +108,7 @@ def measured_from(parts: Parts, state: FedState, slots: Slots) -> Variables:
 def weights_of(parts: Parts, samples: Array, visited: Array, counted: Array) -> Array:
     """Returns the weight of each update, ``f32[P]``; 0 outside ``counted bool[P]``.
 
-    Args:
-        parts: parts of the algorithm.
-        samples: ``int32[P]``, n_k.
-        visited: ``int32[P]``, number of samples that each model was trained on.
-        counted: updates that count.
+    ``samples int32[P]`` is n_k, ``visited int32[P]`` the number that each model was trained on.
     """
     weights = parts.weighting(samples, visited)
     return parts.execution.replicate(jnp.where(counted, weights, 0))
@@ -130,16 +126,9 @@ def absorb(
 ) -> FedState:
     """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round, except shared state, which the messages have changed.
-        slots: ``[P]``, after training.
-        cohort: the cohort.
-        due: ``bool[P]``.
-        updates: ``[P, *p]``, updates that were sent; None: the models in ``slots`` minus
-            ``cohort.received``.
-        step: ``[*p]``, the mean of the updates, if they are not stored.
+    The messages have changed the shared state in ``state``. ``updates [P, *p]`` are those that were
+    sent; None: the models in ``slots``, after training, minus ``cohort.received``. ``step [*p]`` is
+    the mean of the updates if they are not stored.
     """
     # Without the clients' fields, which lax.cond would copy through both branches.
     none: dict[str, Any] = dict.fromkeys(CLIENTS, ())

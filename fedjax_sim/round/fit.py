@@ -56,9 +56,6 @@ _COUNTS = ranges.limits([("clients_per_round", int, {})])
 def check_parts(parts: Any) -> None:
     """Rejects parts of the wrong kind, and parts that do not fit together.
 
-    Args:
-        parts: :class:`fedjax_sim.round.parts.Parts`.
-
     Raises:
         ValueError: names the part, or both parts, and what would work.
     """

@@ -22,14 +22,8 @@ def measure(
 ) -> tuple[dict[str, Array], PyTree]:
     """Returns the numbers of all diagnostics, and their states.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round.
-        new: state after the round.
-        slots: ``[P]``, with the models if there are models in flight.
-        updates: ``[P, *p]``, the updates if there are none.
-        cohort: the cohort.
+    ``new`` is the state after the round. ``slots [P]`` have the models in flight; without these,
+    ``updates [P, *p]`` are the round's.
 
     Raises:
         ValueError: if two diagnostics report one name.

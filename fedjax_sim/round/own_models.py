@@ -33,20 +33,9 @@ def score_own(
     """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
     Without a server, a client starts from its own model. Clients that never trained keep nothing:
-    each first makes a visit, of which the server learns nothing.
-
-    Args:
-        parts: parts of the algorithm.
-        key: key of the evaluation.
-        server: the model that the server broadcasts.
-        state: state after a round.
-        data: the clients; if they adapt, with the samples that they adapt on.
-        score: function to compute.
-        constants: values that all clients share.
-        tasks: ``[K, ...]``.
-        clients: ``int32[K]``, N for an empty place; the state has their rows, in this order. None:
-            all.
-        adapt: whether the clients never trained.
+    if they ``adapt``, each first makes a visit with ``data``, of which the server learns nothing.
+    ``tasks [K, ...]`` belong to the ``clients int32[K]``, N for an empty place, whose rows the
+    state has in this order; None: all clients.
 
     Raises:
         ValueError: if the algorithm has no personal models.

@@ -82,11 +82,7 @@ class Draw(NamedTuple):
 def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution:
     """Returns the execution with as many lanes as the sizes of ``data`` keep busy, unless given.
 
-    Args:
-        parts: parts of the algorithm.
-        model: the model that the clients train.
-        data: the clients, concrete; ``start`` may have an axis of runs.
-        runs: number of runs of one program.
+    The data are concrete; ``start`` may have an axis of runs.
     """
     if parts.execution.lanes is not None or not isinstance(parts.local.train, TrainInSteps):
         return parts.execution
@@ -108,10 +104,6 @@ def with_size_range(data: ClientData, execution: Execution) -> ClientData:
     """Returns the data with the range of the clients' sizes, if clients train under vmap.
 
     Where they train one after another, loops whose length is data skip clients without samples.
-
-    Args:
-        data: the clients, concrete; ``start`` may have an axis of runs.
-        execution: the execution, with its lanes.
     """
     if execution.differentiable or (execution.chunk == 1 and not execution.lanes):
         return data
@@ -143,13 +135,8 @@ def place(
 ) -> tuple[Placed, Draw]:
     """Draws a client for every slot, or takes clients that return; deals the slots to rows.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round.
-        data: the clients.
-        outlook: forecast of the clock.
-        back: clients that return; None for synchronous rounds.
+    ``outlook`` is the clock's forecast; ``back`` are the clients that return, None if rounds are
+    synchronous.
     """
     if back is not None:
         return _place_arrivals(parts, state, data, back)

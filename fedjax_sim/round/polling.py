@@ -193,13 +193,8 @@ def update_selection(
 ) -> PyTree:
     """Returns the selection's state after a round.
 
-    Args:
-        parts: parts of the algorithm.
-        known: state of the selection.
-        cohort: the cohort.
-        told: reports of the clients, ``[P]``.
-        sent: ``bool[P]``, rows whose update the server received.
-        after: the server model, and the updates ``[P, *p]`` if they are stored.
+    The clients reported ``told [P]``; the server received the updates of the rows ``sent bool[P]``.
+    ``after`` has its model, and the updates ``[P, *p]`` if they are stored.
     """
     known, see = parts.selection.update(known, cohort.client, told), parts.selection.see
     if see is None:

@@ -46,15 +46,8 @@ def send(
 ) -> tuple[Trained, PyTree, Array, Array | None]:
     """Applies the sending parts to the updates of a round.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round.
-        data: the clients.
-        slots: ``[P]``, with the clients that trained.
-        trained: ``[P]``, results of training, see :func:`fedjax_sim.round.training.train`.
-        start: ``[P, *p]``, models that the clients received, if models travel; else ().
-        due: ``bool[P]``, rows that the server collects.
+    ``start [P, *p]`` are the models that the clients received, if models travel, else (); the
+    server collects the rows ``due bool[P]``.
 
     Returns:
         The results as they are sent (a model that is not sent stays as it was trained); the state
@@ -96,14 +89,7 @@ def restore_skipped(
 ) -> tuple[Trained, PyTree]:
     """Restores the state of ``skipped bool[P]`` clients; their reports keep steps and samples.
 
-    Args:
-        parts: parts of the algorithm.
-        state: state before the round.
-        data: the clients.
-        slots: ``[P]``, with the clients that trained.
-        skipped: see :func:`skipped`.
-        trained: ``[P]``, results of training.
-        mine: ``[P, *p]``, leaves that stay with the clients.
+    ``mine [P, *p]`` are the leaves that stay with the clients.
     """
     if not any(part.screens for part in parts.sending):
         return trained, mine

@@ -1,4 +1,9 @@
-"""The five stages of a round: plan, train, deliver, collect, report."""
+"""The five stages of a round: plan, train, deliver, collect, report.
+
+In this folder ``parts`` are the algorithm's, ``key`` is the key of the round, ``state`` the state
+before it, ``data`` the clients, ``placed`` the rows with their clients, and ``trained [P]`` the
+results of training.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +31,6 @@ from fedjax_sim.round.traffic import Transfers
 
 def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
     """Runs one round.
-
-    Args:
-        parts: the algorithm.
-        key: the key of the round.
-        state: the state before the round.
-        data: the clients, as arrays.
 
     Returns:
         The state after the round, and its metrics.

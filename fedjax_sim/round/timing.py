@@ -48,17 +48,10 @@ def durations(
 def durations_of(
     parts: Parts, state: FedState, client: Array, down: Array, up: Array, uploads: Array | int
 ) -> Durations:
-    """Returns the durations of visits to any clients.
+    """Returns the durations of visits to ``client int32[K]``, by the bytes ``f32[K]`` down and up.
 
-    The step of a client with a part of the model takes the part's share of the time.
-
-    Args:
-        parts: parts of the algorithm, which has a clock.
-        state: state before the round.
-        client: ``int32[K]``.
-        down: ``f32[K]`` or ``f32[]``, bytes sent to each client.
-        up: ``f32[K]`` or ``f32[]``, bytes sent by each client.
-        uploads: number of clients that share a shared uplink.
+    The step of a client with a part of the model takes the part's share of the time; ``uploads``
+    clients share a shared uplink.
     """
     clock = parts.clock
     assert clock is not None
@@ -114,15 +107,8 @@ def outcome(
 ) -> Outcome:
     """Computes when the visits of a round end, and which arrive in time.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        durations: durations of each row.
-        limit: ``int32[P]``, see :func:`limits`.
-        steps: ``int32[P]``, local steps.
-        placed: the rows.
-        visited: ``bool[P]``, rows whose clients were available.
-        asleep: ``int32[]``, number of sleeping clients.
+    Rows take ``steps int32[P]``, of at most ``limit int32[P]``, see :func:`limits`; the clients of
+    ``visited bool[P]`` were available, and ``asleep int32[]`` were not.
     """
     clock, never = parts.clock, jnp.zeros_like(visited)
     if clock is None or durations is None:
@@ -179,15 +165,9 @@ def outcome(
 def drop_lost(
     parts: Parts, data: ClientData, placed: Placed, trained: Trained, start: PyTree, arrived: Array
 ) -> tuple[Placed, Trained]:
-    """Removes visits that have not ``arrived``: their slots become idle.
+    """Removes visits that have not ``arrived bool[P]``: their slots become idle.
 
-    Args:
-        parts: parts of the algorithm.
-        data: the clients.
-        placed: the rows.
-        trained: ``[P]``, results of training.
-        start: ``[P, *p]``, models before the visits, if there are models in flight.
-        arrived: ``bool[P]``, rows whose visit counts.
+    ``start [P, *p]`` are the models before the visits, if there are models in flight.
     """
     if not parts.loses:
         return placed, trained

@@ -98,11 +98,7 @@ def with_relays(parts: Parts, metrics: Metrics, placed: Placed, due: Array) -> M
 def share_of(parts: Parts, state: FedState, clients: Array, *, sent: bool = False) -> Array | float:
     """Returns the share of the model that each client ``int32[K]`` has, in bytes; 1 if all.
 
-    Args:
-        parts: parts of the algorithm.
-        state: state before the round.
-        clients: the clients.
-        sent: only of the leaves that travel.
+    ``sent`` counts only the leaves that travel.
     """
     if parts.exchange.coverage is None:
         return 1.0
@@ -117,12 +113,7 @@ def by_slot(
 ) -> SlotBytes | None:
     """Returns the bytes of the models sent by and to each slot's client; None: all are whole.
 
-    Args:
-        parts: parts of the algorithm.
-        state: state before the round.
-        placed: the rows.
-        sent: ``bool[P]``, rows that sent an update.
-        transfers: the transfers of each row.
+    The rows ``sent bool[P]`` sent an update.
     """
     if parts.exchange.coverage is None:
         return None

@@ -167,14 +167,8 @@ def train(
 ) -> tuple[Trained, PyTree, Placed, PyTree, Array]:
     """Runs one local update per row, ``[P]``.
 
-    Args:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round, :func:`survey_clients`.
-        data: the clients.
-        placed: the rows.
-        due: ``bool[P]``, rows that the server collects.
-        limit: ``int32[P]``, the most steps of each row; None without a limit.
+    The state is that after :func:`survey_clients`; the server collects the rows ``due bool[P]``.
+    ``limit int32[P]`` is the most steps of each row; None without a limit.
 
     Returns:
         The results of training: models if there are models in flight, else updates (computed once,
@@ -305,13 +299,7 @@ def client_states(
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Returns the clients' states, their own leaves and the shared state after their visits.
 
-    Args:
-        parts: parts of the algorithm.
-        state: state as in :func:`train`.
-        data: the clients.
-        placed: the rows.
-        trained: ``[P]``, results of training.
-        mine: ``[P, *p]``, leaves that stay with the clients.
+    ``mine [P, *p]`` are the leaves that stay with the clients.
     """
     row = state_rows(data, placed.slots.client)
     kept, own = jax.tree.map(

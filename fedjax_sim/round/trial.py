@@ -24,9 +24,6 @@ def check_absent(parts: Any) -> None:
     A cohort may have such rows on several devices, or if clients sleep. Each part runs on a small
     model; a part that fails there because it needs another model, or has traced settings, passes.
 
-    Args:
-        parts: :class:`fedjax_sim.round.parts.Parts`.
-
     Raises:
         ValueError: names the part.
     """

@@ -21,15 +21,9 @@ def draw_band(
     zorder: float = 3,
     **look: Any,
 ) -> None:
-    """Draws the mean of R runs, and a band of ± one standard deviation.
+    """Draws the mean of R runs ``f64[T, R]`` at ``x [T]``, and a band of ± one standard deviation.
 
-    Args:
-        axes: where to draw.
-        x: horizontal places, ``[T]``.
-        values: ``f64[T, R]``; the line stops where none is known.
-        alpha: opacity of the band.
-        zorder: order of the line and the band among others.
-        **look: look of the line.
+    The line stops where no value is known.
     """
     mean = mean_known(values)
     std = np.sqrt(mean_known((values - mean[:, None]) ** 2))

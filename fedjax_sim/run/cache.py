@@ -29,12 +29,8 @@ def shared_program(owner: Any, key: Hashable, make: Callable[[Callable[..., Any]
     """Returns what ``make`` jits, made once for each ``key`` as long as the owner lives.
 
     JAX then compiles it once: a model's program whatever algorithm trains the model, an
-    algorithm's program however often it runs.
-
-    Args:
-        owner: a function of a model, or an algorithm.
-        key: everything else that the program depends on.
-        make: function that jits a program; its argument calls the owner, if that is a function.
+    algorithm's program however often it runs. The owner is an algorithm, or a function of a model,
+    with which ``make`` is called.
     """
     try:
         of_owner = _programs.setdefault(owner, {})
@@ -61,11 +57,8 @@ def forget_programs(owner: Any) -> None:
 def weights_program(init: Init, execution: Execution) -> Any:
     """Returns the program that draws the weights of each run, ``uint32[R] -> [R, *p]``.
 
-    As a part of each start program it took longer to compile than everything else.
-
-    Args:
-        init: the model's init function.
-        execution: the devices; no device holds weights that a group of devices shares.
+    As a part of each start program it took longer to compile than everything else. No device holds
+    weights that a group of devices shares.
     """
     whole = execution.replicated
 
@@ -87,12 +80,6 @@ def evaluation_program(apply: ModelApply, task: Task, execution: Execution, axes
 
     Its arguments are the models ``[R, *p]`` and the sets; it returns the counts of each set,
     ``[R, ...]``.
-
-    Args:
-        apply: the model's apply function.
-        task: the task, which defines the counts.
-        execution: the devices.
-        axes: the axes of the runs.
     """
     # Evaluation sets are whole on the devices, and there is no per-client state.
     execution = dataclasses.replace(execution, samples_mb=None, client_state_mb=None)

@@ -66,12 +66,8 @@ def run_candidates(
 ) -> list[Result]:
     """Runs all candidates for every seed at once; one that diverges does not end the others.
 
-    Args:
-        candidates: algorithms that can share a program.
-        experiment: the experiment with one of them; each candidate has a run for each of its seeds.
-        rounds: local rounds.
-        on_evaluation: called for each candidate with its number.
-        **options: other options of :meth:`Experiment.run`, for all candidates together.
+    The experiment has one of them; options are those of :meth:`Experiment.run`, for all together.
+    ``on_evaluation`` is called for each candidate with its number.
 
     Returns:
         A result for each candidate; seconds, programs and memory are totals.
@@ -107,11 +103,6 @@ def run_candidates(
 
 def group_candidates(candidates: Candidates, model: Model, data: ClientData) -> list[list[int]]:
     """Groups the candidates that can share a program: they differ only in traceable settings.
-
-    Args:
-        candidates: the candidates.
-        model: the model that is trained.
-        data: the clients.
 
     Returns:
         Places of the candidates, each once.

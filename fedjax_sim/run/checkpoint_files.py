@@ -23,7 +23,7 @@ SERVER = "server"
 """Prefix of the arrays of a kept server model."""
 
 VERSION = 3
-"""Version of the files. Version 2, which has arrays for each evaluation, is read too."""
+"""Version of the files; others are rejected."""
 
 NAMES = "arrays"
 """Key of a file's list of its arrays."""
@@ -31,8 +31,6 @@ NAMES = "arrays"
 _SERVER_STATE = "run.state.server"
 _CLIENTS = ".clients"
 """Suffix of the clients whose rows a compact array has."""
-
-_BY_INTERVAL = ("metrics", "scored")
 
 
 class CheckpointError(ValueError):
@@ -83,13 +81,9 @@ def pack(prefix: str, tree: PyTree) -> Arrays:
 
 
 def unpack(arrays: Arrays, prefix: str, shapes: PyTree, *, exact: bool = False) -> Any:
-    """Returns the tree whose leaves :func:`pack` returned.
+    """Returns the tree whose leaves :func:`pack` returned, with the structure of ``shapes``.
 
-    Args:
-        arrays: arrays by name.
-        prefix: prefix of the names.
-        shapes: a tree of the same structure.
-        exact: whether the shapes must be the same; the rows of an interval vary in number.
+    Shapes must be the same if ``exact``; the rows of an interval vary in number.
 
     Raises:
         CheckpointError: if an array is missing or has another shape.
@@ -159,11 +153,9 @@ class Checkpoint(NamedTuple):
     ) -> tuple[Run, list[tuple[int, Interval]]]:
         """Restores the run and its intervals, each with the rounds done after it.
 
-        Args:
-            shapes: results of the programs of the experiment, by name.
-            layout: layout of the state.
-            rounds: rounds of the whole run; models in flight are collected only at its end.
-            record: function that returned the recorded part of each state.
+        ``shapes`` are the results of the experiment's programs by name. Models in flight are
+        collected only after the ``rounds`` of the whole run; ``record`` is the function that
+        returned the recorded part of each state.
 
         Raises:
             CheckpointError: if the arrays do not fit the programs.
@@ -184,7 +176,6 @@ class Checkpoint(NamedTuple):
         if self.rounds:
             metrics = unpack(self.arrays, "metrics", of_rounds)
             scored = unpack(self.arrays, "scored", of_counts)
-        wall = self.arrays.get("wall", np.full(len(self.rounds), np.nan))  # older files lack it
         kept = None if record is None else jax.device_get(record(exported.state))
         intervals, done = [], 0
         for i, todo in enumerate(self.rounds):
@@ -198,7 +189,7 @@ class Checkpoint(NamedTuple):
                 collected if last else None,
                 run if last else None,
                 unpack(self.arrays, f"{i}.recorded", kept),
-                float(wall[i]),
+                float(self.arrays["wall"][i]),
             )
             intervals.append((done, interval))
         if done < self.done:
@@ -221,8 +212,6 @@ def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Che
     for path in reversed(checkpoint_paths(folder)):
         try:
             about, arrays = read_arrays(path)
-            if about["version"] == 2:
-                about["version"], arrays = VERSION, _from_version_2(arrays, len(about["rounds"]))
             rounds, seconds = tuple(about["rounds"]), about["seconds"]
             checkpoint = Checkpoint(about["done"], rounds, seconds, arrays, folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -233,25 +222,6 @@ def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Che
             )
             continue
         yield path, about, checkpoint
-
-
-def _from_version_2(arrays: Arrays, intervals: int) -> Arrays:
-    """Joins the metrics and counts, which version 2 has for each interval apart."""
-    kept = {n: a for n, a in arrays.items() if not n.partition(".")[2].startswith(_BY_INTERVAL)}
-    for name in {n.removeprefix("0.") for n in arrays if n.startswith("0.")}:
-        if name.startswith(_BY_INTERVAL):
-            parts = [arrays[f"{i}.{name}"] for i in range(intervals)]
-            joins = name.startswith("metrics")
-            kept[name] = np.concatenate(parts, axis=1) if joins else np.stack(parts)
-    for name in [*kept]:  # the server models that the command recorded
-        i, _, path = name.partition(".recorded")
-        if i.isdigit():
-            kept[f"{_server_prefix(int(i))}{path}"] = kept[name]
-    return kept
-
-
-def _server_prefix(i: int) -> str:
-    return f"{SERVER} {i} "
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -275,12 +245,9 @@ def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
 
 
 def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
-    """Writes a checkpoint of a finished run that holds the server's model alone.
+    """Writes a checkpoint of a finished run that holds the server's model ``[R, *p]`` alone.
 
-    Args:
-        folder: folder of the checkpoints of an algorithm, which is made.
-        ends: rounds done at each evaluation.
-        variables: the model after the last one, ``[R, *p]``.
+    ``ends`` are the rounds done at each evaluation.
 
     Raises:
         OSError: if it cannot be written.
@@ -304,22 +271,11 @@ def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTre
     if round == ends[-1]:
         return server_model(checkpoint, shapes)
     path = checkpoint.folder / server_file(round)
-    if path.exists():
-        arrays = read_arrays(path)[1]
-    else:
-        arrays = kept_server_model(checkpoint, ends.index(round))
-    if not arrays:
+    if not path.exists():
         raise ValueError(f"the weights of round {round} were not kept: --keep-weights")
-    return unpack(arrays, SERVER, shapes)
+    return unpack(read_arrays(path)[1], SERVER, shapes)
 
 
 def server_file(done: int) -> str:
     """Returns the name of the file with the server's model after so many rounds."""
     return f"server-{done:08d}.npz"
-
-
-def kept_server_model(checkpoint: Checkpoint, i: int) -> Arrays:
-    """Returns the server's model after the i-th interval, which older checkpoints hold."""
-    prefix = _server_prefix(i)
-    found = {name: a for name, a in checkpoint.arrays.items() if name.startswith(prefix)}
-    return {f"{SERVER}{name.removeprefix(prefix)}": a for name, a in found.items()}

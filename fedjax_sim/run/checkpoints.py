@@ -29,7 +29,6 @@ from fedjax_sim.run.checkpoint_files import (
     CheckpointWarning,
     checkpoint_paths,
     intact_checkpoints,
-    kept_server_model,
     pack,
     server_file,
     write_arrays,
@@ -128,12 +127,6 @@ class Saver:
     ) -> None:
         """Takes an interval, and saves the run if it is time to.
 
-        Args:
-            done: rounds so far.
-            interval: the last interval.
-            evaluations: evaluations so far, including that of the interval.
-            metrics: metrics of all rounds that were evaluated.
-
         Raises:
             CheckpointError: if the folder is gone: nothing can be saved any more.
         """
@@ -161,8 +154,6 @@ class Saver:
             return False
         if interval.run is not None:
             self._weights[done] = pack(SERVER, interval.run.state.server)
-        elif self.saved is not None and (old := kept_server_model(self.saved, i)):
-            self._weights[done] = old
         return sum(a.nbytes for w in self._weights.values() for a in w.values()) > WAITING
 
     def close(self) -> None:
@@ -257,8 +248,7 @@ class Saver:
         if about["version"] != VERSION:
             raise CheckpointError(f"{path} is of version {about['version']}, not {VERSION}")
         for name, ours in self._identity.items():
-            # Older checkpoints do not have JAX's settings.
-            theirs = about["identity"].get(name, ours if name.startswith("jax_") else None)
+            theirs = about["identity"].get(name)
             if name == "code":
                 _check_code(path, ours, theirs)
             elif theirs != ours:

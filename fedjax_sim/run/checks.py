@@ -53,14 +53,7 @@ def as_set(name: str, given: Any) -> EvalSet:
 
 
 def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
-    """Raises ValueError if the model's output on ``x [n, *feature]`` is not the task's.
-
-    Args:
-        model: the model.
-        x: inputs, an array or a pytree of arrays.
-        y: ``[n, *target]``, targets of the task.
-        task: the task.
-    """
+    """Raises ValueError if the model's output on ``x [n, *feature]`` is not the task's."""
     sample = tree.row_shapes(x, 2)
 
     def both_ways(key: Array, v: PyTree) -> Array:
@@ -214,13 +207,10 @@ def _check_numbers(name: str, x: Array) -> None:
 def check_cohorts(
     client: NDArray[np.int32], done: int, clients: int, repeats: bool = False
 ) -> None:
-    """Rejects a selection with one client in two slots, or with a client that does not exist.
+    """Rejects a selection of one client twice, unless it ``repeats``, or of an unknown client.
 
-    Args:
-        client: ``int32[R, rounds, S]``, the client of each slot; N for an empty slot.
-        done: number of rounds before these.
-        clients: N.
-        repeats: whether several slots may have one client.
+    ``client int32[R, rounds, S]`` has the client of each slot after ``done`` rounds; N for an empty
+    slot.
 
     >>> check_cohorts(np.array([[[0, 1], [4, 4], [2, 2]]]), done=0, clients=4)
     Traceback (most recent call last):
@@ -251,12 +241,7 @@ def check_finite(loss: Any, done: int, seeds: Sequence[int]) -> None:
 
 
 def check_losses(local: Any, evaluation: Evaluation, seeds: Sequence[int]) -> None:
-    """Rejects losses that are not finite.
-
-    Args:
-        local: ``[R, rounds]``, losses of the clients' training since the last evaluation.
-        evaluation: the evaluation after these rounds.
-        seeds: seeds of the runs.
+    """Rejects losses that are not finite: ``[R, rounds]`` before an evaluation, and in it.
 
     Raises:
         DivergedError: names the round and the seed.

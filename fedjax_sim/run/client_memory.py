@@ -79,12 +79,7 @@ class ClientRows:
 
 
 def client_rows(array: Any, clients: NDArray[np.integer] | None = None, total: int = 0) -> Any:
-    """Makes :class:`ClientRows` of an array.
-
-    Args:
-        array: ``[R, N, *]``, or the ``rows`` of :class:`ClientRows`.
-        clients: clients of these rows after the first; None for an array ``[R, N, *]``.
-        total: N, given with ``clients``.
+    """Makes :class:`ClientRows` of ``[R, N, *]``, or of rows and their clients after the first.
 
     >>> found = client_rows(np.array([[0.0, 5.0]]), np.array([2]), 4)
     >>> np.asarray(found).tolist(), found[0, 2].tolist(), found.clients.tolist()
@@ -119,11 +114,7 @@ def rows_that_fit(run: Run, layout: Layout, mb: float) -> StateRows | None:
 
 
 def check_state_unread(jaxpr: Jaxpr, inputs: tuple[Any, ...]) -> None:
-    """Rejects a program outside the rounds that reads per-client state.
-
-    Args:
-        jaxpr: the program.
-        inputs: the program's arguments; the first is the ``Run``.
+    """Rejects a program outside the rounds that reads per-client state, of its first input.
 
     Raises:
         HeldError: if it reads per-client state.
@@ -138,10 +129,6 @@ class ClientMemory:
 
     It exports and restores runs in place of a :class:`fedjax_sim.run.layout.Layout`. Between two
     programs, runs are without per-client state.
-
-    Args:
-        layout: layout of the run on the devices.
-        clients: N.
     """
 
     def __init__(self, layout: Layout, clients: int) -> None:
@@ -162,11 +149,7 @@ class ClientMemory:
         return without_client_state(run)
 
     def reserve(self, cohorts: NDArray[np.integer], device_bytes: int) -> None:
-        """Makes rows for the clients of the next rounds.
-
-        Args:
-            cohorts: ``int32[R, T, S]``; N for an empty slot.
-            device_bytes: the most bytes that a device holds.
+        """Makes rows for the clients of the next rounds, ``int32[R, T, S]``; N for an empty slot.
 
         Raises:
             TooLargeError: if this machine has too little memory; names both sizes.

@@ -25,11 +25,7 @@ OPTIONAL = ("jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "torch")
 
 
 def environment(command: str | None = None, started: float | None = None) -> dict[str, Any]:
-    """Returns how a record is made, for its JSON file.
-
-    Args:
-        command: the command that made it; None: the command of this process.
-        started: when it began, by ``time.time``; None: now.
+    """Returns how a record is made, for its JSON file; by default by this process, from now on.
 
     >>> list(environment("python -m fedjax_sim.bench"))
     ['date', 'command', 'commit', 'dirty', 'versions', 'jax', 'xla_flags', 'machine']

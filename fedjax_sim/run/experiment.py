@@ -49,21 +49,8 @@ from fedjax_sim.run.stop import Stop, check_stop
 class Experiment:
     """An algorithm with its data and scores; :func:`fedjax_sim.simulate` runs it.
 
-    Attributes:
-        algorithm: the algorithm.
-        model: the model that its local update trains.
-        data: the clients.
-        test: the test set.
-        classes: M, short for a task.
-        task: the task.
-        seeds: seeds of the R runs.
-        eval_every: rounds between evaluations.
-        validation: the validation set.
-        auc: whether to score the AUC, given with ``classes``.
-        personal: whether to score personal models.
-        loss: loss on the sets; None: the task's loss.
-        execution: where and how to run; None: as the algorithm was composed.
-        per_run: the algorithm of each run, if runs differ in more than their seeds.
+    Attributes are the arguments of :func:`fedjax_sim.simulate`, and ``per_run``, the algorithm of
+    each run, if runs differ in more than their seeds.
     """
 
     algorithm: Algorithm = dataclasses.field(kw_only=False)
@@ -139,16 +126,7 @@ class Experiment:
     ) -> Result:
         """Runs all rounds; arguments and exceptions as in :func:`fedjax_sim.simulate`.
 
-        Args:
-            rounds: local rounds.
-            initial: initial weights.
-            record: function that returns what to keep of the state at each evaluation.
-            on_compiled: called before the first round.
-            on_evaluation: called after each evaluation.
-            on_rounds: called after each call of a program.
-            checkpoints: where the run is saved.
-            stop: rule that ends the run early.
-            may_diverge: whether runs continue if a loss is not finite.
+        With ``may_diverge``, runs continue if a loss is not finite.
         """
         rounds, began = whole_number("rounds", rounds), time.perf_counter()
         with count_programs() as counter:

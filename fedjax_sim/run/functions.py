@@ -286,12 +286,7 @@ def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
     """Returns ``made``, or equal functions that were made for the same algorithm before.
 
     Another experiment with the algorithm (other seeds, say) is then neither traced nor compiled
-    again.
-
-    Args:
-        algorithm: the user's algorithm, which keeps the functions alive; ``made.algorithm`` is
-            another object.
-        made: the functions that are needed.
+    again. The user's algorithm keeps the functions alive; ``made.algorithm`` is another object.
     """
     axes, structure = jax.tree.flatten((made.axes.data, made.axes.sets))
     key = (

@@ -208,9 +208,6 @@ class Layout(NamedTuple):
 def full_copies(processes: Sequence[int]) -> int:
     """Returns how many groups of devices hold all rows: one a process, or one a device if uneven.
 
-    Args:
-        processes: the process of each device.
-
     >>> full_copies([0, 0, 1, 1]), full_copies([0, 1, 0, 1]), full_copies([0, 0, 1])
     (2, 4, 3)
     """
@@ -297,12 +294,7 @@ def replicated(values: T, execution: Execution) -> T:
 
 
 def weights_of_runs(initial: Variables, shapes: Variables, runs: int) -> Variables:
-    """Returns the initial weights of each run, ``[R, *p]``.
-
-    Args:
-        initial: weights of one model, or ``[R, *p]``.
-        shapes: shapes of the model.
-        runs: R.
+    """Returns the initial weights of each run, ``[R, *p]``, by those of one model or of all.
 
     Raises:
         ValueError: if ``initial`` has other shapes.

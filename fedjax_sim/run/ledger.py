@@ -71,10 +71,6 @@ class Totals(NamedTuple):
 class Ledger:
     """Adds up a run, interval by interval.
 
-    Args:
-        runner: the runner.
-        provenance: origin of the result.
-
     Attributes:
         evaluations: evaluations so far.
         metrics: metrics of the rounds so far, ``[R, rounds, ...]``.

@@ -48,16 +48,7 @@ def evaluate(
 ) -> Counts:
     """Counts answers over an evaluation set; its batches are split over the devices.
 
-    Args:
-        apply: the model's apply function.
-        task: the task, which defines the counts.
-        execution: the devices.
-        variables: the weights; may be batched by vmap.
-        examples: ``index [n]`` and ``start [K + 1]``; both may be batched by vmap.
-        batch_size: rows at once.
-
-    Returns:
-        Counts of all samples except padding.
+    ``variables``, and ``index [n]`` and ``start [K + 1]`` of the examples, may be batched by vmap.
     """
     n, parts = len(examples.index), execution.groups
     batch_size = min(batch_size, -(-n // parts))
@@ -87,16 +78,10 @@ def own_answers(
 ) -> tuple[Answers, ...]:
     """Returns the answers of clients' personal models to these clients' samples.
 
-    Args:
-        apply: the model's apply function.
-        task: the task, which defines the answers.
-        personal: ``(score, constants, tasks, clients) -> [K, ...]``, calls ``score(constants,
-            variables, task)`` with each client's personal model: ``Algorithm.score_personal`` of
-            one run.
-        sets: samples of all clients; ``index`` and ``start`` may be batched by vmap.
-        most: number of samples of the largest client in each set.
-        clients: ``int32[K]``; None: all.
-        batch_size: rows at once.
+    ``personal(score, constants, tasks, clients) -> [K, ...]`` calls ``score(constants, variables,
+    task)`` with each personal model of the ``clients int32[K]``, None for all; it is
+    ``Algorithm.score_personal`` of one run. ``index`` and ``start`` of the sets may be batched by
+    vmap; ``most`` is the number of samples of the largest client in each.
 
     Returns:
         Losses and answers ``[K, at least most, ...]`` of each set, for :func:`count_own`.
@@ -266,20 +251,13 @@ def set_scores(task: Task, counts: Counts) -> SetScores:
 def client_accuracy(
     correct: NDArray[np.integer[Any]], count: NDArray[np.integer[Any]], table: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    r"""Returns each client's expected accuracy on new data with its label distribution.
+    r"""Returns each client's expected accuracy on new data with its label distribution, ``f64[N]``.
 
     .. math:: a_k = \sum_y p_k(y)\, a(y) / \sum_y p_k(y)
 
-    over the classes y in the test set, with a(y) the test accuracy on class y. Under label skew
-    this is the accuracy that a client would see; it needs only the test set.
-
-    Args:
-        correct: ``int[M]``, right answers by class on the test set.
-        count: ``int[M]``, test samples by class.
-        table: ``int[N, M]``, samples of each class at each client.
-
-    Returns:
-        ``f64[N]``, fractions; NaN for a client without any class of the test set.
+    over the classes y in the test set, with a(y) the test accuracy on class y: ``int[M]`` right
+    answers of ``int[M]`` samples, for ``table int[N, M]``. Under label skew this is the accuracy
+    that a client would see; it is NaN for a client without any class of the test set.
 
     >>> table = np.array([[9, 1, 0], [0, 5, 5], [0, 0, 3]])
     >>> client_accuracy(np.array([10, 0, 0]), np.array([10, 10, 0]), table).tolist()

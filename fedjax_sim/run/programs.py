@@ -156,11 +156,7 @@ class Programs:
         """Yields the programs by name, lowered for devices that need not exist.
 
         Nothing is placed and nothing runs; :meth:`jax.stages.Lowered.compile` compiles them.
-
-        Args:
-            platforms: "cpu", "cuda" or "tpu", for several at once; None for that of the devices.
-            weights: initial weights ``[R, *p]``; None for the model's own.
-            rounds: as in :meth:`options`.
+        Platforms are "cpu", "cuda" or "tpu"; None for that of the devices.
         """
         on_cpu = platforms is None and self.execution.devices[0].platform == "cpu"
         for name, traced in self._traced(weights):
@@ -310,11 +306,6 @@ class Programs:
         self, run: Run, data: ClientData, rounds: int
     ) -> Callable[[Run, ClientData], Array]:
         """Returns a program of the next rounds' cohorts from which training is eliminated.
-
-        Args:
-            run: the run before these rounds, or its shapes.
-            data: the clients, or their shapes.
-            rounds: number of rounds.
 
         Raises:
             ElsewhereError: if the cohorts depend on samples; names the selection.

@@ -25,13 +25,8 @@ def row_of(
 ) -> tuple[Row, Row]:
     """Returns run i of an evaluation as a row, and the scores of its clients.
 
-    Args:
-        evaluation: an evaluation of R runs.
-        i: the run.
-        place: entries that identify the run: its algorithm, seed and fold.
-        table: samples per client and class, ``int64[N, M]``.
-        task: the learning task.
-        names: names of the clients that are scored; empty if they have none.
+    ``place`` are the entries that identify the run, ``table int64[N, M]`` the clients' samples by
+    class, ``names`` those of the scored clients, if they have any.
 
     Returns:
         A line of ``metrics.jsonl``, and the line of ``clients.jsonl`` (empty without scores by

@@ -45,9 +45,6 @@ class Runner:
     All are compiled once, before the first round. Data and sets are placed on the devices, each
     array once even if several trees hold it.
 
-    Args:
-        programs: the programs.
-
     Attributes:
         compile_seconds: seconds of tracing, lowering and compiling.
         device_bytes: the most bytes that a device holds, once the programs are compiled.
@@ -299,13 +296,10 @@ class Runner:
 
 
 def rounds_of_call(left: int, seconds: float | None) -> int:
-    """Returns how many rounds the next call of a program runs: about ten seconds of them.
+    """Returns how many of the rounds ``left`` the next call runs: about ten seconds of them.
 
+    ``seconds`` is how long a round took in the last call; None before the first call, of one round.
     All processes of a run follow process 0.
-
-    Args:
-        left: the most rounds.
-        seconds: seconds of a round in the last call; None before the first call, of one round.
     """
     if left <= 1:
         return left

@@ -39,14 +39,9 @@ MOST_RANKED = 2**21
 
 
 def tally(predicted: Array, labels: Array, group: Array, *, groups: int, classes: int) -> Tally:
-    """Counts predictions by group and class; ``wins`` is None.
+    """Counts the predicted classes ``int32[n]`` by group and class; ``wins`` is None.
 
-    Args:
-        predicted: ``int32[n]``, the predicted classes.
-        labels: ``int32[n]``, the true classes.
-        group: ``int32[n]``, from 0; samples of groups from ``groups`` on are not counted.
-        groups: G.
-        classes: M.
+    Samples of groups from ``groups`` on are not counted.
 
     >>> answers, labels, group = jnp.array([0, 1, 1]), jnp.array([0, 0, 1]), jnp.array([0, 0, 1])
     >>> t = tally(answers, labels, group, groups=1, classes=2)

@@ -31,9 +31,6 @@ SETTING = "partition"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
-    Args:
-        argv: its arguments; None: the arguments of this process.
-
     Returns:
         The exit status: 0, 2 for bad input, 130 for Ctrl-C.
     """
@@ -128,14 +125,7 @@ def write(
     out: Path,
     earlier: dict[str, str],
 ) -> None:
-    """Writes the report: nothing before all of it is made.
-
-    Args:
-        reading: the runs that were read.
-        groups: its trials by problem.
-        tables: methods by the values of a setting.
-        out: the folder.
-        earlier: the files of an earlier report there, which is replaced.
+    """Writes the report in place of an earlier one; nothing before all of it is made.
 
     Raises:
         ValueError: if the folder has a file of such a name that is another's, or was changed.

@@ -77,15 +77,10 @@ class Grid(NamedTuple):
 
 
 def over_runs(trial: Trial, moment: Moment) -> Over | None:
-    """Returns a method's score in each run.
+    """Returns a method's score over its R runs; None without a validation set.
 
-    Args:
-        trial: of R runs.
-        moment: after the last round ("final"), after each run's round that is best on the
-            validation set ("validated"), or there on that set ("validation").
-
-    Returns:
-        The score over runs; None without a validation set.
+    The moment is after the last round ("final"), after each run's round that is best on the
+    validation set ("validated"), or there on that set ("validation").
     """
     if trial.diverged:
         return Over(np.full(trial.runs, math.nan), _diverged(trial))
@@ -134,13 +129,7 @@ def worst_tenth(trial: Trial) -> Over | None:
 
 
 def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
-    """Compares a method with the baseline by :func:`paired`.
-
-    Args:
-        trial: the method.
-        baseline: the other one.
-        moment: of the scores.
-    """
+    """Compares a method with the baseline by :func:`paired`."""
     ours, theirs = (_by_key(t, moment) for t in (trial, baseline))
     pairs = np.array([(ours[k], theirs[k]) for k in ours if k in theirs]).reshape(-1, 2)
     folds = {key.fold for key in ours} - {None}
@@ -152,11 +141,8 @@ def grouped(
 ) -> list[Group]:
     """Groups the trials by problem, in order, each with a label of its own.
 
-    Args:
-        trials: of all folders.
-        baseline: a method's or trial's name; of several trials it is the one that is best on the
-            validation set. None for the implied one.
-        implied: the baseline of a study; where it is missing, the first of the group.
+    The baseline is a method's or trial's name; of several trials it is the one that is best on the
+    validation set. Without one it is that of a study, or the first of the group.
 
     Raises:
         ValueError: if no group has the baseline, or one has several and no validation set.

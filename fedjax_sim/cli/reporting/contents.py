@@ -75,14 +75,7 @@ class Section(NamedTuple):
 def sections(
     reading: Reading, groups: Sequence[Group], tables: Sequence[Wide], folder: Path
 ) -> list[Section]:
-    """Returns all sections of a report, and draws its pictures.
-
-    Args:
-        reading: the runs that were read.
-        groups: its trials by problem.
-        tables: methods by the values of a setting.
-        folder: for the pictures.
-    """
+    """Returns all sections of a report, and draws its pictures."""
     found = [Section("What was run", 2, _opening(reading, groups))]
     styles = styles_of(groups)
     for i, wide in enumerate(tables, 1):
@@ -184,11 +177,8 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
 def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
-        summary = dict(trial.summary)
         named = "mu" in trial.settings or "mu=" in trial.algorithm
-        if named and summary.get("mu_first") == summary.get("mu_last"):
-            summary.pop("mu_first", None)  # the label or the settings say it
-        lines += [f"{label}: {line}." for line in remarks(summary)]
+        lines += [f"{label}: {line}." for line in remarks(trial.summary, named=named)]
     return [" ".join(lines)] if lines else []
 
 

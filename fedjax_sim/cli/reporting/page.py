@@ -49,11 +49,6 @@ def html(title: str, sections: Sequence[Section], folder: Path) -> str:
     """Writes the page.
 
     All text goes through a tree of elements, which escapes it.
-
-    Args:
-        title: at its top.
-        sections: its contents.
-        folder: of the pictures.
     """
     body = ET.Element("body")
     _add(body, "h1", title)

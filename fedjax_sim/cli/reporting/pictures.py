@@ -82,14 +82,9 @@ def by_method(group: Group, styles: Styles) -> Styles:
 def draw_curves(
     group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
 ) -> list[Drawn]:
-    """Draws the curves of a group.
+    """Draws the curves of a group; ``mark`` ends the names of the files.
 
-    Args:
-        group: the trials of one problem.
-        folder: where to.
-        mark: at the end of the files' names.
-        title: of the problem.
-        styles: styles of lines, see :func:`styles_of`; a missing style is chosen by the place.
+    Styles are those of :func:`styles_of`; a missing one is chosen by the place.
     """
     drawn = []
     for part, labels, trials in _parts(group):
@@ -159,14 +154,7 @@ def draw_histograms(
     title: str,
     styles: Styles = MappingProxyType({}),
 ) -> None:
-    """Draws histograms of the clients' scores, all runs together, to one scale.
-
-    Args:
-        shown: the trials and their labels.
-        path: a .png, .pdf or .svg file.
-        title: above them.
-        styles: styles with the colours of the bars, see :func:`styles_of`.
-    """
+    """Draws histograms of the clients' scores, all runs together, to one scale."""
     from matplotlib.ticker import PercentFormatter
 
     metric = shown[0][1].metric
@@ -212,13 +200,7 @@ def _known(trial: Trial) -> Any:
 
 
 def draw_grid(grid: Grid, path: Path, title: str) -> None:
-    """Draws a method's score by two settings; what diverged is blank, and says so.
-
-    Args:
-        grid: all combinations of their values.
-        path: a .png, .pdf or .svg file.
-        title: above it.
-    """
+    """Draws a method's score by two settings; what diverged is blank, and says so."""
     moment = decisive(grid.trials.values())
     metric = next(iter(grid.trials.values())).metric
     across, down = grid.values[1], grid.values[0]
@@ -254,13 +236,6 @@ def draw_ranks(
     averages: Mapping[str, float], distance: float, path: Path, title: str, styles: Styles
 ) -> None:
     """Draws a critical-difference diagram: bars join methods that the test cannot tell apart.
-
-    Args:
-        averages: the average rank of each method.
-        distance: the critical difference.
-        path: a .png, .pdf or .svg file.
-        title: above it.
-        styles: the colours of the methods, see :func:`styles_of`.
 
     Source: Demšar 2006 <https://jmlr.org/papers/v7/demsar06a.html>, figure 1.
     """

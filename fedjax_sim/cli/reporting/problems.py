@@ -65,13 +65,10 @@ def told_score(key: str) -> str:
 
 def problem_of(settings: Mapping[str, Any], score: str) -> Problem:
     """Returns the problem of a run, by its ``config.json`` and the key of its score."""
-    asked, tested = settings["partition"], settings.get("test_clients")
+    asked, tested = settings["partition"], settings["test_clients"]
     own = {
         "partition": settings["partitions"][0] or asked if asked.endswith(".npz") else asked,
         "score": score,
-        # Folders of earlier versions lack these.
-        "validation": settings.get("validation"),
-        "adapt": settings.get("adapt"),
         "test_clients": None if tested is None else tuple(tested),
     }
     return Problem(**{name: settings[name] for name in Problem._fields if name not in own}, **own)

@@ -242,13 +242,7 @@ def _trials(
 def _diverged(
     lost: NDArray[np.bool_], rounds: Sequence[int], summary: Mapping[str, Any]
 ) -> dict[int, int]:
-    """Returns the round in which each run of a method diverged.
-
-    Args:
-        lost: whether its loss was not finite by then, ``bool[T, R]``.
-        rounds: of the T evaluations.
-        summary: of the method; if it ended there, it says so.
-    """
+    """Returns the round in which each run of a method diverged, by ``lost bool[T, R]``."""
     if "diverged" in summary:
         told = re.search(r"in round (\d+)", summary["diverged"])
         return dict.fromkeys(range(max(lost.shape[1], 1)), int(told[1]) if told else 0)

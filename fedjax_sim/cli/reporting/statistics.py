@@ -113,15 +113,9 @@ def _resampled(values: Floats, share: float) -> float:
 
 
 def holm(p: Floats) -> Floats:
-    """Corrects p-values for their number: Holm's step-down procedure.
+    """Corrects p-values ``f64[m]`` for their number m: Holm's step-down procedure.
 
     With m sorted values the i-th becomes the largest of min(1, (m - j + 1) p_j) with j up to i.
-
-    Args:
-        p: of each comparison, ``f64[m]``.
-
-    Returns:
-        The corrected values, in the same order, ``f64[m]``.
 
     >>> holm(np.array([0.5, 0.0625, 0.25])).tolist()
     [0.5, 0.1875, 0.5]
@@ -167,10 +161,7 @@ class Friedman(NamedTuple):
 
 
 def friedman(ranked: Floats) -> Friedman | None:
-    """Tests whether methods have different ranks.
-
-    Args:
-        ranked: ranks of k methods in N problems, ``f64[N, k]``, see :func:`ranks`.
+    """Tests whether k methods have different :func:`ranks` ``f64[N, k]`` in N problems.
 
     Returns:
         The result of ``scipy.stats.friedmanchisquare``; None with fewer than 3 methods or 2
@@ -206,12 +197,7 @@ def critical_difference(methods: int, problems: int) -> float:
 def cliques(averages: Floats, distance: float) -> list[tuple[int, int]]:
     """Returns the largest groups of at least two methods whose average ranks are that close.
 
-    Args:
-        averages: ascending average ranks, ``f64[k]``.
-        distance: the critical difference.
-
-    Returns:
-        The first and the last place of each group.
+    The ranks ``f64[k]`` ascend; a group is its first and its last place.
 
     >>> cliques(np.array([1.0, 1.5, 2.0, 4.0]), 0.6)
     [(0, 1), (1, 2)]

@@ -75,12 +75,7 @@ def over_text(over: Over | None, metric: Metric) -> str:
 
 
 def scores(group: Group, *, with_differences: bool = False) -> Table:
-    """Returns the scores and the traffic of a group's methods.
-
-    Args:
-        group: the trials.
-        with_differences: whether the differences to the baseline stand between them, for a paper.
-    """
+    """Returns the scores and the traffic of a group's methods, for a paper with the differences."""
     trials, metric = group.trials, group.trials[0].metric
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
     overs = {m: [over_runs(t, m) for t in trials] for m in moments}
@@ -95,7 +90,7 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
         if with_differences:
             one = found.get(trial)
             known = one is not None and len(one.values) > 0
-            row["difference"] = _gain(one, metric) if one is not None and known else "-"
+            row["difference"] = gain_text(one, metric) if one is not None and known else "-"
             row["p"] = chance(one.p) if one is not None and known else "-"
         success = trial.summary.get("attack_success_last")
         if success is not None and "attack_success" not in trial.score:
@@ -169,7 +164,7 @@ def compared(group: Group) -> Table:
     corrected = with_holm(differences(group))
     for trial, found in differences(group).items():
         n = len(found.values)
-        gain = _gain(found, metric) if n else "no pairs"
+        gain = gain_text(found, metric) if n else "no pairs"
         for one, whose in ((trial, ""), (group.baseline, "baseline ")):
             if one is not None and one.diverged:
                 gain = whose + over_text(over_runs(one, "final"), metric)
@@ -198,7 +193,8 @@ def with_holm(found: Mapping[T, Difference]) -> dict[T, float]:
     return dict(zip(known, p.tolist(), strict=True))
 
 
-def _gain(found: Difference, metric: Metric) -> str:
+def gain_text(found: Difference, metric: Metric) -> str:
+    """Writes a difference over runs, with its sign."""
     text = over_text(Over(found.values), metric)
     return text if text.startswith("-") else f"+{text}"
 

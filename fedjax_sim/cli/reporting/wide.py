@@ -200,12 +200,8 @@ class Wide:
 def wides(reading: Reading, setting: str, baseline: str | None = None) -> list[Wide]:
     """Returns the tables of all runs, one for each combination of the other settings that differ.
 
-    Settings that go with the columns are no others: each has one value in each column.
-
-    Args:
-        reading: the runs.
-        setting: whose values are the columns.
-        baseline: a method or a trial; None for the baseline of the study, or the first method.
+    Settings that go with the columns are no others: each has one value in each column. Without a
+    baseline it is the study's, or the first method.
 
     Raises:
         ValueError: if no run has the setting, or a method stands twice in a column.

@@ -31,15 +31,9 @@ _one = threading.Lock()
 
 
 def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
-    """Runs a cell in a worker; returns the status of its command.
+    """Runs a cell in a worker, with paths and modules as seen from the folder ``where``.
 
-    Cells of one process run one after the other.
-
-    Args:
-        main: the command.
-        argv: its arguments.
-        where: the working folder of the study: paths and modules are those that it sees.
-        log: the file for printed output.
+    Cells of one process run one after the other, and print to the file ``log``.
     """
     if where not in sys.path:
         sys.path.insert(0, where)
@@ -93,15 +87,7 @@ def by_executor(
 ) -> Iterator[tuple[str, int]]:
     """Runs cells by an executor; one whose worker is lost goes on with another.
 
-    Args:
-        text: of the executor.
-        main: the command that runs a cell.
-        cells: by name the arguments of a cell's command, which begins or goes on.
-        folder: the folder for printed output, a file each.
-        look: called again and again while they run.
-
-    Yields:
-        Each cell as it ends, and its status.
+    It calls ``look`` again and again meanwhile, and yields each cell as it ends, with its status.
 
     Raises:
         ValueError: if there is no such executor, or workers are lost again and again.

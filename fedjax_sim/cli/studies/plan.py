@@ -106,15 +106,10 @@ class Study(NamedTuple):
 def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     """Reads a study file and checks what can be known without data.
 
-    Args:
-        path: a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with
-          a list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a
-          list of texts). With an array of tables ``cells`` (settings that go together),
-          ``baseline``, a row, and ``table``, with ``columns``, a setting of ``grid`` or ``cells``.
-        trust: the modules that its names may import.
-
-    Returns:
-        The study.
+    It is a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with a
+    list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a list of
+    texts); with an array of tables ``cells`` (settings that go together), ``baseline``, a row, and
+    ``table``, with ``columns``, a setting of ``grid`` or ``cells``.
 
     Raises:
         ValueError: if the file cannot be read or means no study; begins with the file, and names

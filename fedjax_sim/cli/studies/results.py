@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Metric
 from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.loading import read_summary
-from fedjax_sim.cli.report import with_std
+from fedjax_sim.cli.reporting.compare import Over
 from fedjax_sim.cli.reporting.formats import (
     BOLD,
     comma_separated,
@@ -25,7 +25,7 @@ from fedjax_sim.cli.reporting.formats import (
 )
 from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, paired, spread
-from fedjax_sim.cli.reporting.tables import Table, placed
+from fedjax_sim.cli.reporting.tables import Table, chance, gain_text, over_text, placed
 from fedjax_sim.cli.reporting.wide import wides
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.studies import plan
@@ -60,15 +60,14 @@ class Row(NamedTuple):
     metric: Metric
     own: bool = False
 
+    @property
+    def text(self) -> str:
+        """The mean and the standard deviation over runs."""
+        return over_text(Over(self.scores), self.metric)
+
 
 def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
-    """Returns the methods of a finished cell, each with the setting that validation chose.
-
-    Args:
-        study: which settings belong to a row.
-        cell: the cell.
-        folder: of its run.
-    """
+    """Returns the methods of a finished cell, each with the setting that validation chose."""
     summary, config = read_summary(folder), written(folder)
     runs = [{"seed": seed} for seed in cell.config.experiment.seeds]
     if cell.config.scores.folds is not None:
@@ -108,12 +107,7 @@ def prefix_of(summary: Mapping[str, Any]) -> str:
 def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) -> str | None:
     """Returns the setting with the best mean validation score, each run at its best round.
 
-    Args:
-        summaries: of each setting, see :func:`fedjax_sim.cli.report.measurements`.
-        lowest: whether low scores are good.
-
-    Returns:
-        The first of equals; None if all have diverged.
+    It is the first of equals; None if all have diverged.
 
     >>> scores = {"a": {"validation_best_per_run": [0.5, 0.7]}, "b": {"diverged": "in round 2"}}
     >>> best_setting(scores, lowest=False)
@@ -192,7 +186,7 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
         (baseline,) = (row for row in inside if row.method == study.baseline)
         known = [row.scores[np.isfinite(row.scores)] for row in inside]
         means = [float(of.mean()) if len(of) else math.nan for of in known]
-        shown = placed([*map(shown_score, inside)], means, inside[0].metric)
+        shown = placed([row.text for row in inside], means, inside[0].metric)
         for row, score in zip(inside, shown, strict=True):
             named = [*(str(row.settings.get(key, "")) for key in study.columns), row.method]
             if row.setting is None:
@@ -216,21 +210,9 @@ def _named(row: Row) -> str:
     return f"{row.score} %" if row.metric.percent else row.score
 
 
-def shown_score(row: Row) -> str:
-    """Writes mean and standard deviation over runs; - if none is known."""
-    known = row.scores[np.isfinite(row.scores)]
-    if not len(known):
-        return "-"
-    return with_std(float(known.mean()), float(known.std()), row.metric)
-
-
 def _compared(row: Row, baseline: Row) -> tuple[str, str]:
     if row is baseline or baseline.setting is None:
         return "-", "-"
     folds = {run["fold"] for run in row.runs if "fold" in run}
     found = paired(row.scores, baseline.scores, len(folds) or None)
-    if not len(found.values):
-        return "-", "-"
-    mean = float(found.values.mean())
-    told = f"{100 * mean:+.2f}" if row.metric.percent else f"{mean:+.4g}"
-    return told, "-" if found.p is None else f"{found.p:.2g}"
+    return (gain_text(found, row.metric), chance(found.p)) if len(found.values) else ("-", "-")

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from fedjax_sim.base.words import counted, duration
 from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.studies.plan import Cell
-from fedjax_sim.cli.studies.results import Row, best_of, shown_score
+from fedjax_sim.cli.studies.results import Row, best_of
 from fedjax_sim.cli.watching import Tell, bar, called
 
 BESTS = 3
@@ -92,12 +92,6 @@ class View(Plain):
     """How far a study is: cells, rounds, the best so far, the time left.
 
     What else is printed scrolls above it. It is drawn anew when something is known, by no thread.
-
-    Args:
-        terminal: where.
-        cells: what runs.
-        done: how far an earlier run has come, by cell.
-        now: clock in seconds.
     """
 
     def __init__(
@@ -137,7 +131,7 @@ class View(Plain):
         self._running.pop(cell.name, None)
         best = best_of(rows) if rows else None
         if best is not None:
-            said = f"{best.method} {shown_score(best)} by {best.setting}"
+            said = f"{best.method} {best.text} by {best.setting}"
             self._bests = [*self._bests, f"best at {cell.name}: {said}"][-BESTS:]
         self.draw()
 
@@ -215,13 +209,7 @@ def viewed(
     done: Mapping[str, Shares],
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Plain]:
-    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal.
-
-    Args:
-        cells: what runs.
-        done: how far an earlier run has come, by cell.
-        now: clock in seconds.
-    """
+    """Opens a view at the bottom of the terminal; a plain one if stderr is not a terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         yield Plain(cells, done, now)
         return

@@ -44,12 +44,8 @@ class Rule(Part):
 def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple[Need, ...]:
     """Returns the needs of a rule that withstands a ``share`` of the models: enough models.
 
-    Clients that sleep, are lost or arrive late are not accounted for.
-
-    Args:
-        name: name of the share.
-        share: a number in [0, 0.5); 0 and a traced one need nothing.
-        rows: maps f to the minimum number of rows for f malicious ones.
+    ``rows`` maps f to the minimum number of rows for f malicious ones. A share of 0 and a traced
+    one need nothing. Clients that sleep, are lost or arrive late are not accounted for.
     """
     if isinstance(share, Array):
         return ()
@@ -87,12 +83,7 @@ def trainable(model: PyTree) -> PyTree:
 
 
 def share_of(present: Array, share: float | Array, rows: int) -> Array:
-    """Returns a share of the present rows as a number of rows, rounded down: ``int32[]``.
-
-    Args:
-        present: ``int32[]``, the number of present rows.
-        share: a number in [0, 1], or traced.
-        rows: the maximum of ``present``.
+    """Returns a share of the ``present int32[]`` rows, at most ``rows``, rounded down: ``int32[]``.
 
     >>> share_of(jnp.int32(100), 0.29, 100).tolist()  # 0.29 * 100 is 28.999999999999996
     29

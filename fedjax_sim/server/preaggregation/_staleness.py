@@ -137,14 +137,10 @@ def _scaled(
     cohort: Cohort,
     change: Callable[[Array, Array, Array], Array],
 ) -> Variables:
-    """Returns the updates that change the server's newest model as given.
+    """Returns the updates ``[P, *p]`` that change the server's newest model as given.
 
-    Args:
-        updates: ``[P, *p]``.
-        factors: s, ``f32[P]``.
-        cohort: the rows.
-        change: maps ``(s, update, behind)`` to the change of the newest model, ``[P, *p]``;
-            ``behind`` is the received model minus the newest.
+    ``change`` maps ``(s, update, behind)`` to the change of the newest model, ``[P, *p]``, with the
+    factors s ``f32[P]``; ``behind`` is the received model minus the newest.
     """
 
     def leaf(update: Array, received: Array, server: Array) -> Array:
