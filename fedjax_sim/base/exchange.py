@@ -27,7 +27,7 @@ class Exchange(Part):
 
     @property
     def own(self) -> Leaves | None:
-        """The leaves that stay with the clients, each of which trains its own; None: no leaf."""
+        """The leaves that stay with the clients, which each train their own; None: no leaf."""
         return None
 
     @property

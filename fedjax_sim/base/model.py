@@ -64,9 +64,9 @@ class Model(NamedTuple):
         init: ``(key) -> variables``, draws the variables.
         apply: ``(variables, x [B, *feature], *, train, mask=None, key=None) -> (outputs, state)``:
             the logits ``f32[B, M]``, or other outputs of the task, and the new state. x may be a
-            pytree of such arrays, as the samples are. ``train``: whether dropout acts and BatchNorm uses the statistics of the minibatch. ``mask
-            bool[B]``: True for the real rows of a padded minibatch; padding must not reach the
-            state. ``key``: for dropout.
+            pytree of such arrays, as the samples are. ``train``: whether dropout acts and BatchNorm
+            uses the statistics of the minibatch. ``mask bool[B]``: True for the real rows of a
+            padded minibatch; padding must not reach the state. ``key``: for dropout.
         features: as ``apply``, with ``(outputs, features [B, D])`` in place of the outputs: the
             inputs of the head; None for a model without a head.
         head: the leaves of the last layer, whose inputs are the features; None without a head.

@@ -151,7 +151,7 @@ TOGETHER = (
     {"attack_success_last", "attack_success_last_std"},
     {"seconds", "idle_share", "asleep", "lost", "late"},
 )
-"""Sets of keys of which a method's summary has all or none."""
+"""Sets of keys that a method's summary has together or not at all."""
 
 RUN: Mapping[str, Check] = {
     "date": text,

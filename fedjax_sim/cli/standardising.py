@@ -29,7 +29,7 @@ def inputs(
     """Returns the samples, or of a table R standardised copies, one behind the other.
 
     A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run. The
-    partitions of each role, of which the first trains, have the rows of their run's copy.
+    partitions of each role (the first one trains) have the rows of their run's copy.
     """
     x, y, columns = dataset.train_x, dataset.train_y, dataset.numeric
     if not is_table(dataset):

@@ -35,7 +35,7 @@ from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.streams import Client, stream
 
 MOST_EPOCHS = 1000
-"""The largest number of digest epochs, each of which is a loop of its own in the program."""
+"""The largest number of digest epochs, which are a loop each in the program."""
 
 AT_ONCE = 64
 """The number of public samples whose logits are computed together."""

@@ -92,7 +92,7 @@ def systematic(key: Array, chances: Array, count: int) -> Array:
     """Draws ``count`` distinct numbers of 0 .. N - 1, each with its own probability.
 
     The numbers lie in a random order on a line, each as long as its probability, and the draw is
-    the numbers at ``count`` points with equal distances, of which the first is random.
+    the numbers at ``count`` points with equal distances; the first point is random.
 
     Args:
         key: PRNG key.

@@ -62,7 +62,7 @@ class DeviceMesh:
 
     @property
     def groups(self) -> int:
-        """Number of groups of devices, of which each trains models of its own."""
+        """Number of groups of devices; each group trains models of its own."""
         return len(self.devices) // self.model_devices
 
     @property

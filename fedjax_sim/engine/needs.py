@@ -337,10 +337,7 @@ def _keeps(local: Any) -> bool:
 def shares(local: Any, *, weights: bool = False) -> bool:
     """Returns whether a local update has shared state, found on a model of one weight.
 
-    Args:
-        local: the local update.
-        weights: whether only state as large as the model counts, such as a control variate: it is
-            larger for a model of two weights.
+    With ``weights`` only state as large as the model counts, such as a control variate.
     """
     if local.survey is not None:
         return True

@@ -39,7 +39,7 @@ BY_SAMPLES = Need(
 
 
 class edges(LearnedRedistribution):
-    r"""Edge servers, each of which averages the models of its own clients between two rounds.
+    r"""Edge servers that each average the models of their own clients between two rounds.
 
     .. math:: w_k \leftarrow \sum_{j \in C_\ell} \frac{n_j}{\sum_{i \in C_\ell} n_i} w_j
               \quad \text{for } k \in C_\ell

@@ -122,8 +122,8 @@ class dp_sgd(Part):
         """
         if client.copies:
             raise ValueError(
-                f"private {self} needs data without copies, of which each has a gradient of its "
-                "own: use data without --fedaug and --rebalance"
+                f"private {self} needs data without copies, as each copy would have a "
+                "gradient of its own: use data without --fedaug and --rebalance"
             )
         drawing, drawn, own = jax.random.split(stream(key, Step.PRIVATE), 3)
         order, count = _poisson(drawing, client, batch_size)
@@ -162,7 +162,7 @@ class dp_sgd(Part):
 
 
 def _poisson(key: Array, client: ClientView, batch_size: int) -> tuple[Array, Array]:
-    """Draws a Poisson minibatch: positions ``int32[capacity]``, of which the first count joined.
+    """Draws a Poisson minibatch: positions ``int32[capacity]``; the first ``count`` of them joined.
 
     >>> x = jnp.zeros(3)
     >>> client = ClientView(x, x, jnp.arange(3), jnp.int32(0), jnp.int32(3), 4)

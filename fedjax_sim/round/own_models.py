@@ -33,7 +33,7 @@ def score_own(
     """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
     Without a server, a client starts from its own model. Clients that never trained keep nothing:
-    if they ``adapt``, each first makes a visit with ``data``, of which the server learns nothing.
+    if they ``adapt``, each first makes a visit with ``data``; the server learns nothing of it.
     ``tasks [K, ...]`` belong to the ``clients int32[K]``, N for an empty place, whose rows the
     state has in this order; None: all clients.
 

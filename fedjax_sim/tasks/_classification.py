@@ -36,8 +36,8 @@ class classification(Task):
     ``f1``, weighted by class; and ``auc``, the area under the ROC curve, for more than two classes
     the unweighted mean of one class against the rest. y is ``int32[n]`` in 0 … M - 1, outputs are
     ``[B, M]``. With ``backdoor`` test sets also have samples that carry a trigger, whose y is M + t
-    if the attackers want the class t. ``attack_success``, of which the lowest is best, is the
-    share of them that is classified as t; all other scores and the loss ignore them.
+    if the attackers want the class t. ``attack_success`` (lower is better) is the share of
+    them that is classified as t; all other scores and the loss ignore them.
 
     Args:
         classes: M.

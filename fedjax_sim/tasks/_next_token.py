@@ -23,7 +23,7 @@ class next_token(Task):
 
     for a sequence i with :math:`T_i` real tokens, whose y is not ``ignore``. In training every
     sequence of a minibatch has equal weight; in the scores every token has. Scores are
-    ``perplexity``, which leads and of which the lowest is best, and ``accuracy``, the fraction of
+    ``perplexity``, which leads (lower is better), and ``accuracy``, the fraction of
     correct tokens. y is integers ``[n, T]``, outputs are ``[B, T, V]``.
 
     Args:

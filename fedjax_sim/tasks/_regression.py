@@ -30,7 +30,7 @@ class regression(Task):
         R^2 = 1 - \frac{\sum_i (\hat y_i - y_i)^2}{\sum_i (y_i - \bar y)^2}
 
     over the n samples of a group with mean :math:`\bar y`; averaged over several targets without
-    weights. Scores are ``mse``, which leads, and ``mae``, of which the lowest is best, and ``r2``,
+    weights. Scores are ``mse``, which leads, and ``mae`` (lower is better), and ``r2``,
     which is unknown if all y of a group are equal. y is ``f32[n, D]``, or ``f32[n]`` if D is 1;
     outputs are ``[B, D]``.
 
