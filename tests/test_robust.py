@@ -719,6 +719,8 @@ def test_attack_success_is_counted(pictures: Any) -> None:
     assert found.attack_success[0] == fooled.mean()
     assert fooled.mean() > 0
     assert found.accuracy[0] == (clean.argmax(axis=1) == y).mean()
+    counts = np.bincount(clean.argmax(axis=1), minlength=3)
+    np.testing.assert_array_equal(result.evaluations[-1].sums.own.predicted[0], counts)
     log_p = clean - np.log(np.exp(clean).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(found.loss[0], -log_p[np.arange(60), y].mean(), rtol=1e-5)
     plain = fs.simulate(algorithm, model, data, (x, y), rounds=3, classes=3)
