@@ -55,7 +55,7 @@ class attentive(_Collaborative):
     Raises:
         ValueError: if a setting is out of range.
 
-    Source: Huang et al. 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1, equation 5.
+    Source: Huang et al. 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1.
 
     Example:
         >>> part, client = attentive(alpha=1.0, sigma=4.0), ClientView(*6 * [jnp.zeros(1)], id=0)
@@ -130,7 +130,7 @@ class first_order(_Collaborative):
         ValueError: if a setting is out of range; in the first round, if there are fewer than M
             other clients.
 
-    Source: Zhang et al. 2021 <https://arxiv.org/abs/2012.08565>, equations 4 and 5 and section 3.2;
+    Source: Zhang et al. 2021 <https://arxiv.org/abs/2012.08565>, section 3;
     Zhang et al. 2025 <https://github.com/TsingZ0/PFLlib>.
     """
 
