@@ -212,18 +212,15 @@ def test_a_number_that_no_part_rejects_is_a_line() -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (
-            "ll --labels-per-client 2 --seeds",
-            "--seeds: must be a whole number at least 1",
-        ),
-        ("matched --mu 3 --lam 1 --moves", "moves must be in 0 to 100000000, got 2147483647"),
+        (["ll(2)", "--seeds", ENDS[0]], "--seeds: must be a whole number at least 1"),
+        ([f"matched(3, 1, moves={ENDS[0]})"], "moves must be in 0 to 100000000, got 2147483647"),
     ],
 )
 def test_partitions_end_too(
-    words: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--dataset", "digits", "--clients", "10", "--out", str(tmp_path / "new")]
-    assert partition([*argv, "--sampler", *words.split(), ENDS[0]]) == 2
+    assert partition([*argv, "--sampler", *words]) == 2
     assert wanted in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ OTHER_WORDS: Mapping[str, str] = {
     # settings
     "lr": "learning_rate client_learning_rate client_lr local_lr step_size eta",
     "server_lr": "server_learning_rate global_learning_rate global_lr eta_g",
-    "rounds": "comm_round comm_rounds communication_rounds global_rounds global_epochs iterations",
+    "rounds": "comm_round comm_rounds communication_rounds global_rounds global_epochs",
     "clients": "users nodes parties partitions client_num_in_total population",
     "clients_per_round": "cohort cohort_size fraction fraction_fit frac participation "
     "participation_rate sample_rate client_num_per_round",
