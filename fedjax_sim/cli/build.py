@@ -293,7 +293,7 @@ def how_it_runs(
 
 
 _MISTAKES = (ValueError, ZeroDivisionError, OSError, ImportError)
-"""What a model of the package raises for sizes, settings or files that do not fit."""
+"""Exceptions of the package's models for sizes, settings or files that do not fit."""
 
 
 def load_model(
@@ -315,9 +315,11 @@ def load_model(
         made = with_settings(made, call)
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything
-        if not MODELS.is_foreign(key) and not isinstance(error, _MISTAKES):
+        if MODELS.is_foreign(key):
+            raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
+        if not isinstance(error, _MISTAKES):
             raise
-        raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
+        raise ValueError(f"--model {name}: {error}") from error
     given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)
