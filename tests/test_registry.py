@@ -373,7 +373,7 @@ FAILS = {
     "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
     "setting": (["--model", "mlp(width=3)"], "--model mlp(width=3): width is not an argument of"),
-    "weights": (["--model", "gpt2(folder=absent)"], "--model gpt2(folder=absent): absent lacks con"),
+    "weights": (["--model", "gpt2(folder=absent)"], "(folder=absent): absent lacks config.json"),
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
     "needs": (["--partition", "mine:slices"], "allowed: iid"),
     "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),

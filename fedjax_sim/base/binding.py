@@ -102,7 +102,7 @@ def bind(call: Call, takes: inspect.Signature) -> inspect.BoundArguments:
 def argument(
     function: Callable[..., Any], name: str, node: Node, find: Callable[[str], Any]
 ) -> Any:
-    """Returns the value of an argument; a choice of its parameter's type needs no quotes.
+    """Returns the value of an argument; a text or a choice of its type needs no quotes.
 
     Raises:
         ValueError: if the parameter takes numbers, texts or choices alone, and it is none of them.
@@ -121,7 +121,7 @@ def argument(
     )
     if not known or isinstance(node, Call):
         return build(node, find)
-    value = node if isinstance(node, Name) else build(node, find)
+    value = str(node) if isinstance(node, Name) else build(node, find)
     fits = type(value) in scalars or (type(value) is int and float in scalars)
     if not fits and value not in choices:
         wanted = [*map(str, choices), *(_SCALARS[m] for m in scalars)]
