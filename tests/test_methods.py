@@ -393,7 +393,7 @@ LOOKS = {
 SOME_COME = fs.clock.simulated(
     fs.clock.tiers(1, 3), available=fs.clock.bernoulli(0.7), failures=0.3, deadline=2.5
 )
-PRIVATE = ("dp_fedavg", "dp_ftrl")
+PRIVATE = ("dp_fedavg", "dp_ftrl", "dp_sgd")
 
 
 def on_a_clock_of_equal_devices(name: str, plain: fs.Algorithm) -> fs.Algorithm:

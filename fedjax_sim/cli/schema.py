@@ -35,6 +35,11 @@ def table(value: Any) -> bool:
     return isinstance(value, dict)
 
 
+def random(value: Any) -> bool:
+    """Returns whether a value has JAX's settings of random numbers."""
+    return table(value) and all(switch(one) or text(one) for one in value.values())
+
+
 def tables(value: Any) -> bool:
     """Returns whether a value has tables by name."""
     return table(value) and all(map(table, value.values()))
@@ -88,7 +93,7 @@ SETTINGS: Mapping[str, Check] = {
     "task": text,
     "score": text,
     "metric": metric,
-    "jax": table,
+    "jax": random,
 }
 """Schema of ``config.json``; all keys are required."""
 
@@ -159,7 +164,7 @@ RUN: Mapping[str, Check] = {
     "commit": maybe(text),
     "dirty": maybe(switch),
     "versions": table,
-    "jax": table,
+    "jax": random,
     "xla_flags": text,
     "machine": table,
     "devices": many(text),
