@@ -9,7 +9,7 @@ MNIST (`--small`: digits alone). The rules are told the share. All cells of a da
 are one XLA program, which takes the rule, the attack and the clients that are malicious as data.
 Prints tables in markdown; writes robust.csv, robust.json and, as PDF and PNG, a heat map of each
 data set. `--backdoor` sets the success of a backdoor beside the accuracy, and writes backdoor.csv,
-backdoor.json and a heat map. What they show is told in `benchmarks/results/robust.md`.
+backdoor.json and a heat map. The page is `benchmarks/results/robust.md`.
 """
 
 import argparse

@@ -55,8 +55,8 @@ class scaling(_Alone):
     r"""Sends the scaled update, :math:`\Delta_k \leftarrow \gamma\,\Delta_k`.
 
     With γ = N/η, for a server that adds η/N times the sum of N updates, a single attacker's model
-    replaces the server's once the honest updates are small. It is for poisoned samples, such as
-    those of :func:`fedjax_sim.attacks.backdoor`.
+    replaces the server's once the honest updates are small. It is used with poisoned samples, see
+    :func:`fedjax_sim.attacks.backdoor`.
 
     Args:
         malicious: ``bool[N]``.

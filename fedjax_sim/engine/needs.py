@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base import Need, Variables, concrete
+from fedjax_sim.base import Need, Variables
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.reading import two_weights
 
 PLAIN_MEAN = Need(
     "aggregator", "the plain mean", lambda parts: parts.aggregator is tree.mean, "aggregator=mean"
@@ -297,10 +298,8 @@ def per_visit(parts: Any) -> bool:
 
 
 def _equal(weighting: Callable[..., Any]) -> bool:
-    """Returns whether two models with different numbers of samples have equal weights."""
-    with jax.ensure_compile_time_eval():
-        given = weighting(jnp.array([1, 40]), jnp.array([2, 90]))
-    return not concrete(given) or bool(np.ptp(np.asarray(given)) == 0)
+    given = two_weights(weighting, (2, 90))
+    return given is None or bool(np.ptp(given) == 0)
 
 
 def collected(parts: Any) -> int:

@@ -1,11 +1,13 @@
-"""Finds the inputs that a function depends on, from its traced program."""
+"""Finds what functions depend on: inputs, by the traced program; samples, by two values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
@@ -18,6 +20,7 @@ from fedjax_sim.base import (
     PyTree,
     Server,
     Variables,
+    concrete,
 )
 from fedjax_sim.engine import tree
 
@@ -65,3 +68,10 @@ def reads_clients(server: Server) -> bool | None:
         return None
     clients = used.cohort._replace(server=(), received=())  # both are the server's own
     return any(jax.tree.leaves(used._replace(cohort=clients)))
+
+
+def two_weights(weighting: Callable[..., Any], visited: tuple[int, int]) -> Any:
+    """Returns the weights of models of 1 and 40 samples, ``f[2]``; None if a setting is traced."""
+    with jax.ensure_compile_time_eval():
+        given = weighting(jnp.array([1, 40]), jnp.array(visited))
+    return np.asarray(given) if concrete(given) else None

@@ -58,10 +58,10 @@ def gpt2(shape: Sequence[int], classes: int, folder: str = "gpt2", remat: bool =
     Source: Radford et al. 2019 <radford2019language>.
 
     Example:
-        >>> gpt2((64,), 50257, "no/folder")
+        >>> gpt2((64,), 50257, "w")
         Traceback (most recent call last):
-        FileNotFoundError: no/folder lacks config.json: hf download openai-community/gpt2 --local-dir no/folder
-    """  # noqa: E501
+        FileNotFoundError: w lacks config.json: hf download openai-community/gpt2 --local-dir w
+    """
     source = Path(folder)
     for file in _FILES:
         if not (source / file).is_file():
