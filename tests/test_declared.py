@@ -90,7 +90,8 @@ def test_no_range_is_lost(words: str) -> None:
 
 
 def outside(within: ranges.Range) -> Iterator[float]:
-    yield math.nan
+    if not within.whole:
+        yield math.nan
     yield within.least if within.open_below else within.least - 1
     if within.most < math.inf:
         yield within.most if within.open_above else within.most + 1
@@ -103,3 +104,6 @@ def test_a_setting_out_of_its_range_is_rejected(key: str) -> None:
         message = f"{name} must be {within.words}, got {value}"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             made(**{name: value})
+    kind = "a whole number" if within.whole else within.words
+    with pytest.raises(ValueError, match=f"^{name} must be {re.escape(kind)}.*, got 'x'$"):
+        made(**{name: "x"})

@@ -61,6 +61,9 @@ def test_ranges(of: Annotated[float, ...], inside: tuple[float], outside: tuple[
         ({"count": 2**31}, "count must be within ±2147483647, got 2147483648"),
         ({"count": 1, "most": -(2**31)}, "most must be within ±2147483647, got -2147483648"),
         ({"count": 1, "positive": 0.0}, "positive must be positive, got 0.0"),
+        ({"count": 2.5}, "count must be a whole number at least 1, got 2.5"),
+        ({"count": 1, "most": "3"}, "most must be a whole number, got '3'"),
+        ({"count": 1, "positive": [1]}, "positive must be positive, got [1]"),
     ],
 )
 def test_a_part_checks_its_settings(settings: dict[str, Any], message: str) -> None:

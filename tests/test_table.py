@@ -174,6 +174,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: local(epochs=float("inf")),
         "above 0 and at most 10000, got inf",
     ),
+    "a model": (
+        lambda: fs.local_sgd(handwritten(), optax.sgd(0.1)),  # type: ignore[arg-type]
+        "objective must be a function: use empirical_risk(model), got Model",
+    ),
     "last": (lambda: local(last_batch="pad"), "last_batch must be 'keep', 'drop' or 'refill'"),
     "none": (lambda: fs.fedavg(local(), clients_per_round=0), "clients_per_round must be at least"),
     "inner": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ class Range(NamedTuple):
         most: upper bound.
         open_below: whether the lower bound itself is out of range.
         open_above: whether the upper bound itself is out of range.
+        whole: whether fractions are out of range.
     """
 
     words: str
@@ -35,6 +37,7 @@ class Range(NamedTuple):
     most: float = float("inf")
     open_below: bool = False
     open_above: bool = False
+    whole: bool = False
 
     def __repr__(self) -> str:
         return repr(self.words)  # as it stands in signatures on the site
@@ -44,10 +47,16 @@ class Range(NamedTuple):
         below = value < self.most if self.open_above else value <= self.most
         return bool(above and below)
 
+    def takes(self, value: Any) -> bool:
+        """Whether a value is a number, and a whole one if that is required."""
+        return hasattr(value, "dtype") or isinstance(
+            value, numbers.Integral if self.whole else numbers.Real
+        )
 
-Count: TypeAlias = Annotated[int, Range("at least 1", 1)]
+
+Count: TypeAlias = Annotated[int, Range("at least 1", 1, whole=True)]
 """A whole number from 1."""
-Natural: TypeAlias = Annotated[int, Range("at least 0", 0)]
+Natural: TypeAlias = Annotated[int, Range("at least 0", 0, whole=True)]
 """A whole number from 0."""
 Positive: TypeAlias = Annotated[float, Range("positive", 0, open_below=True)]
 """A number above 0."""
@@ -73,8 +82,8 @@ FinitePositive: TypeAlias = Annotated[
 Limits: TypeAlias = Mapping[str, tuple[int, Range]]
 """The position and the range of each setting that has a range, by name."""
 
-_INTEGER = Range("", -LARGEST, LARGEST)
-_COUNTED = Range("at least 1", 1)
+_INTEGER = Range("", -LARGEST, LARGEST, whole=True)
+_COUNTED = Range("at least 1", 1, whole=True)
 _BUILTINS = {"int": int, "None": type(None)}
 _UNIONS = (typing.Union, types.UnionType)
 
@@ -110,11 +119,14 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
     """
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
+        kind = f"a whole number {within.words}".rstrip() if within.whole else within.words
         if isinstance(value, type):
-            wanted, called = within.words or "a whole number", value.__name__
-            raise ValueError(f"{name} must be {wanted}, got the class {called}: use {called}(...)")
+            called = value.__name__
+            raise ValueError(f"{name} must be {kind}, got the class {called}: use {called}(...)")
         if value is None or callable(value) or not concrete(value):
             continue
+        if not within.takes(value):
+            raise ValueError(f"{name} must be {kind}, got {value!r}")
         if isinstance(value, int) and abs(value) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
         if value not in within:

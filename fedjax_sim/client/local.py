@@ -141,6 +141,9 @@ class local_sgd(SGD):
     stops = True
 
     def __post_init__(self) -> None:
+        if not callable(self.objective):
+            kind = type(self.objective).__name__
+            raise ValueError(f"objective must be a function: use empirical_risk(model), got {kind}")
         given = EXTRA_ARGUMENTS if self.private is None else ("key",)
         check_optimizer("optimizer", self.optimizer, given)
         if not 0 < self.epochs <= 10_000:
