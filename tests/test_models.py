@@ -951,6 +951,8 @@ def test_a_mode_that_cannot_be_set_is_refused() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a flax\.linen module, such as Net\(\), got <class .*Tw"):
         fs.models.from_linen(TwoNames, (FEATURE,))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"shape must be .* input, such as \(5,\), got 5"):
+        fs.models.logistic(5, 2)  # type: ignore[arg-type]
     made: Any = NnxNorm(nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"build must be a function of nnx\.Rngs"):
         fs.models.from_nnx(made)

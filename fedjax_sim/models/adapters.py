@@ -57,6 +57,8 @@ def from_linen(
     """
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a flax.linen module, such as Net(), got {module!r}")
+    if isinstance(shape, int):
+        raise ValueError(f"shape must be that of one input, such as ({shape},), got {shape}")
     name, takes = type(module).__name__, inspect.signature(module.__call__).parameters
     mode = mode_of(name, takes)
     is_sample = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(shape))
