@@ -372,6 +372,7 @@ FAILS = {
     "no data": (["--dataset", "mine:no_data"], "mine:no_data must return a Dataset, got int"),
     "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
+    "kind": (["--model", "mlp(widths=3)"], "--model mlp(widths=3): TypeError: 'int' object is not"),
     "setting": (["--model", "mlp(width=3)"], "--model mlp(width=3): width is not an argument of"),
     "weights": (["--model", "gpt2(folder=absent)"], "(folder=absent): absent lacks config.json"),
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
