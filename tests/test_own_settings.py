@@ -186,8 +186,10 @@ def test_clocks_and_lanes_expect_the_steps_of_each_client(federation: Federation
 
 @pytest.mark.parametrize("epochs", [5, 2.5, 1, 0.5])
 def test_stragglers_do_any_smaller_number_of_epochs(epochs: float) -> None:
-    client = view(make_federation().data, 0)
+    at_rest = view(make_federation().data, 0)
+    client = dataclasses.replace(at_rest, coin=jax.random.key(0))
     of = functools.partial(own_settings.epochs_of, epochs, 0.6)
+    assert of(jax.random.key(0), at_rest) == epochs
     drawn = jax.vmap(lambda key: of(key, client))(jax.random.split(jax.random.key(1), 4000))
     most = math.ceil(epochs) - 1
     values, counts = np.unique(np.asarray(drawn), return_counts=True)
@@ -256,7 +258,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "FedNova": (
         lambda: fs.algorithms.fednova(
-            update(rate_by_client=[1, 2]), clients_per_round=2, lr=LR, momentum=0
+            update(rate_by_client=[1, 0.5]), clients_per_round=2, lr=LR, momentum=0
         ),
         "needs the optimiser that its settings assume, optax.sgd(0.05)",
     ),

@@ -77,7 +77,7 @@ def of_client(values: Own, client: Any) -> Any:
     if client is None:
         raise ValueError(
             "epochs and rate_by_client must be equal for all clients where the server trains on "
-            "its own samples, as it is none of them"
+            "its own samples: use one number of epochs and no rate_by_client"
         )
     table = np.asarray(values, np.float32)
     if (table == np.rint(table)).all():
@@ -98,9 +98,12 @@ def expected(values: Own, client: Any) -> Any:
 
 
 def epochs_of(values: Own, stragglers: float, key: Array, client: ClientView) -> Any:
-    """Returns E_k of a visit, with the client's key of the round; an array unless common."""
+    """Returns E_k of a visit, with the client's key of the round; an array unless common.
+
+    Neither the server nor a client that is only being evaluated is a straggler.
+    """
     epochs = of_client(values, client.id)
-    if not stragglers:
+    if not stragglers or client.coin is None:
         return epochs
     luck = jax.random.uniform(stream(key, Client.STRAGGLER), (2,), jnp.float32)
     epochs = jnp.asarray(epochs).astype(jnp.float32)
