@@ -98,7 +98,8 @@ def test_edges_are_any_sequence() -> None:
 
 REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "no edge": ({"edges": 0}, "edges must be at least 1, got 0"),
-    "half an edge": ({"edges": [0.5, 1]}, "edges must be a whole number for each client, got [0.5"),
+    "half an edge": ({"edges": 0.5}, "a whole number, or one for each client, got 0.5"),
+    "half edges": ({"edges": [0.5, 1]}, "or one for each client, got [0.5, 1]"),
     "another weighting": (
         {"edges": 2, "weighting": fs.weighting.equal},
         "redistribution edges(2) needs clients that count by their samples, weighting is equal: "

@@ -67,13 +67,12 @@ class edges(LearnedRedistribution):
     needs = (STICKY, PLAIN_MEAN, UNCHANGED, BY_SAMPLES)
 
     def __post_init__(self) -> None:
-        if np.ndim(self.of):
-            given = np.asarray(self.of)
-            if given.ndim != 1 or given.dtype.kind not in "iu":
-                raise ValueError(f"edges must be a whole number for each client, got {self.of}")
-            object.__setattr__(self, "of", tuple(given.tolist()))
-        elif self.of < 1:  # type: ignore[operator]
+        given = np.asarray(self.of)
+        if given.ndim > 1 or given.dtype.kind not in "iu":
+            raise ValueError(f"edges must be a whole number, or one for each client, got {self.of}")
+        if not given.ndim and given < 1:
             raise ValueError(f"edges must be at least 1, got {self.of}")
+        object.__setattr__(self, "of", tuple(given.tolist()) if given.ndim else int(given))
 
     @property
     def relays(self) -> int:
