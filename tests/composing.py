@@ -244,7 +244,7 @@ class one_step(LocalUpdate):
         steps = jnp.minimum(client.size, 1)
         return Trained(moved, own, (), LocalInfo(target, steps, client.size))
 
-    def steps_for(self, samples: Any) -> Any:
+    def steps_for(self, samples: Any, client: Any = None) -> Any:
         return 0 * samples + 1
 
     def change(self, **settings: Any) -> one_step:

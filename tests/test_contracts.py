@@ -155,6 +155,9 @@ PARTS: dict[str, dict[str, Make]] = {
     },
     "LocalUpdate": {
         "local_sgd": update,
+        "local_sgd, own settings": lambda: update().change(
+            epochs=range(1, N + 1), rate_by_client=[0.5] * N, stragglers=0.5
+        ),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
         "local_sgd, private": lambda: update().change(private=fs.local.dp_sgd(1.0, 0.5)),
@@ -196,6 +199,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "altered": lambda: fs.augment.altered([fs.augment.crop(1)]),
         "altered_copies": lambda: fs.augment.altered_copies([fs.augment.noise(0.1)]),
         "fedaug_augmentations": lambda: fs.augment.fedaug_augmentations((6, 6, 1)),
+        "drifting": lambda: fs.augment.drifting(lambda key, batch, client: batch, lambda t: t >= 2),
     },
     "Objective": {
         "empirical_risk": lambda: fs.empirical_risk(net(), l2=0.1),
@@ -730,7 +734,8 @@ def test_task(make: Make) -> None:
 def test_transform(make: Make, crowd: ClientData) -> None:
     part = make()
     batch = minibatch(part.origin.name, crowd)
-    out = jax.jit(part)(KEY, batch, view(crowd, 1, peers=True))
+    visit = dataclasses.replace(view(crowd, 1, peers=True), round=jnp.int32(0))
+    out = jax.jit(part)(KEY, batch, visit)
     same_form(out._replace(peer=None), batch)
     if out.peer is not None:
         chex.assert_shape(out.peer.x, batch.x.shape[1:])
@@ -1666,6 +1671,7 @@ STREAMS = {
     "Client": {
         "EPOCH": 0,
         "TURN": 2**30,
+        "STRAGGLER": 2**31 - 10,
         "FIRST_VISIT": 2**31 - 9,
         "FINAL_LOSS": 2**31 - 8,
         "AGREEMENT": 2**31 - 7,

@@ -38,7 +38,7 @@ def staged(edges: Any, rounds: int, clients: int = N, **parts: Any) -> fs.Algori
 def test_two_levels_against_numpy(federation: Federation) -> None:
     """Seven of eight unequal clients on four devices; the last round's models are collected."""
     rounds, clients, edges = 5, 7, 3
-    method = staged(OF, 3, clients).on(fs.make_execution(devices=4))
+    method = staged([*OF], 3, clients).on(fs.make_execution(devices=4))
     ours = play(method, MODEL, federation.data, rounds)
     initial = MODEL.init(jax.random.fold_in(jax.random.key(0), 0))
     run = oracle.Oracle(federation.data, initial, LR, 0.0, BATCH, 1)
@@ -89,8 +89,17 @@ def test_one_level_is_fedavg(federation: Federation) -> None:
     assert_trees(alone.final, wanted.final, rtol=1e-5, atol=1e-6)
 
 
+def test_edges_are_any_sequence() -> None:
+    given: list[Any] = [OF, [*OF], np.array(OF), jax.numpy.array(OF)]
+    made = {redistribution.edges(of) for of in given}
+    assert made == {redistribution.edges(OF)}
+    assert [edges.relays for edges in made] == [3]
+
+
 REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "no edge": ({"edges": 0}, "edges must be at least 1, got 0"),
+    "half an edge": ({"edges": 0.5}, "a whole number, or one for each client, got 0.5"),
+    "half edges": ({"edges": [0.5, 1]}, "or one for each client, got [0.5, 1]"),
     "another weighting": (
         {"edges": 2, "weighting": fs.weighting.equal},
         "redistribution edges(2) needs clients that count by their samples, weighting is equal: "

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], bool]] = {
     "the first step": ((4, 12, 9), {"epochs": 2, "max_steps": 1}, True),
     "more than the epoch of some": ((4, 12, 9), {"epochs": 4, "max_steps": 2}, False),
     "unequal": ((4, 12, 9), {}, False),
+    "own epochs": ((8, 8, 8), {"epochs": (1, 3, 2, 1)}, False),
     "until": ((8, 8, 8), {"epochs": 2, "until": lambda _, epoch, __: epoch > 0}, False),
 }  # fmt: skip
 
@@ -52,12 +53,13 @@ def trained(sizes: tuple[int, ...], local: LocalUpdate, *, known: bool) -> Any:
         capacity=20, size_range=(min(sizes), max(sizes)) if known else None,
     )  # fmt: skip
 
-    def one(start: jax.Array, size: jax.Array) -> Any:
+    def one(start: jax.Array, size: jax.Array, client: jax.Array) -> Any:
         key = jax.random.fold_in(jax.random.key(5), start)
-        return local.train(key, variables, view(start=start, size=size), *states)
+        return local.train(key, variables, view(start=start, size=size, id=client), *states)
 
     of_all = jax.vmap(one)
-    clients = jnp.asarray(start, jnp.int32), jnp.asarray([*sizes, 0], jnp.int32)
+    count = jnp.arange(len(start), dtype=jnp.int32)
+    clients = jnp.asarray(start, jnp.int32), jnp.asarray([*sizes, 0], jnp.int32), count
     return jax.jit(of_all)(*clients), jax.make_jaxpr(of_all)(*clients).jaxpr
 
 

@@ -165,6 +165,7 @@ def test_every_setting_reaches_the_method_also_as_its_own(monkeypatch: pytest.Mo
         "--weight-decay 0.1": "fedavg(weight_decay=0.1)",
         "--momentum 0.5": "fedavg(momentum=0.5)",
         "--optimizer-state keep": "fedavg(optimizer_state=keep)",
+        "--stragglers 0.5": "fedavg(stragglers=0.5)",
     }
     setup = built("--algo", "fedavg", "--compare", *own.values())
     found = {name: digest(a.parts.by_role()) for name, a in setup.algorithms.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import optax
 
 from fedjax_sim import server
@@ -81,7 +82,7 @@ def phase_shift(
         raise ValueError(f"mode must be 'communication' or 'epochs', got {mode!r}")
     round_factor = 2 * phases / (phases + 1) if mode == "epochs" else 1.0
     return compose(
-        local.change(epochs=local.epochs / round_factor),
+        local.change(epochs=np.divide(local.epochs, round_factor).tolist()),
         clients_per_round,
         selection=selection.uniform(sticky=True),
         flight=flight.staggered(

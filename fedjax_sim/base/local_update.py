@@ -84,13 +84,23 @@ class LocalUpdate(Part):
         """Returns the local update with other settings; a wrapper changes the one that it wraps."""
         return self.replace(**settings)
 
-    def steps_for(self, samples: Any, /) -> Any:
-        """Returns T_k for n_k = ``samples``, a number or an array; of drawn T_k, the largest."""
+    def steps_for(self, samples: Any, client: Any = None, /) -> Any:
+        """Returns T_k for n_k = ``samples``, a number or an array; of drawn T_k, the largest.
+
+        Args:
+            samples: n_k.
+            client: ``int32[*]``, k, as many; None: T_k is the largest of all clients with n_k.
+        """
         raise NotImplementedError
 
     @property
-    def epochs(self) -> float:
-        """E."""
+    def clients(self) -> int | None:
+        """The number of clients for which it has settings of their own; None: it has none."""
+        return None
+
+    @property
+    def epochs(self) -> float | Sequence[float]:
+        """E, or E_k of each client."""
         return 1.0
 
     @property

@@ -45,6 +45,12 @@ class Training(Group):
         convert=lambda text: _model(text),
     )
     epochs: float = by_dataset("epochs", "local epochs per round", above=0, at_most=10_000)
+    stragglers: float = setting(
+        0.0,
+        "probability that a client does fewer epochs in a round: 1 to E - 1, each equally likely",
+        at_least=0,
+        at_most=1,
+    )
     batch_size: int = setting(16, "samples in a minibatch", at_least=1)
     optimizer: Optimizer = setting("sgd", "optimiser of the clients, by its name in optax")
     optimizer_state: OptimizerState = setting(
@@ -130,6 +136,7 @@ def make_local(
         training.last_batch,
         optimizer_state=training.optimizer_state,
         transforms=transforms,
+        stragglers=training.stragglers,
         half_weights=training.precision == "bf16_weights",
     )
 

@@ -18,7 +18,7 @@ from fedjax_sim.cli.training import Training
 
 TRAINED = (
     "epochs", "batch_size", "optimizer", "optimizer_state", "lr", "momentum", "weight_decay",
-    "last_batch",
+    "last_batch", "stragglers",
 )  # fmt: skip
 """Settings of local training that a method may have of its own; the model is the same for all."""
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Batch, ClientView, Finite, FinitePositive, Natural, Part, Share
+from fedjax_sim.base import (
+    Array,
+    Batch,
+    ClientView,
+    Finite,
+    FinitePositive,
+    Natural,
+    Part,
+    Share,
+    Transform,
+)
 from fedjax_sim.base.arrays import named_leaves
 from fedjax_sim.base.words import array_type
 from fedjax_sim.client.motions import (
@@ -21,12 +31,14 @@ from fedjax_sim.client.motions import (
     warped,
 )
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.clients import round_number
 
 __all__ = [
     "altered",
     "altered_copies",
     "colour_jitter",
     "crop",
+    "drifting",
     "fedaug_augmentations",
     "flip",
     "greyscale",
@@ -104,6 +116,61 @@ class altered_copies(altered):
             return batch
         new = super().__call__(key, batch, client)
         return batch._replace(x=tree.select_rows(batch.copy, new.x, batch.x))
+
+
+class drifting(Part):
+    r"""Data that drift over the rounds: in each step, a share of the samples is changed.
+
+    .. math:: (x, y) \sim (1 - s_t)\, P_k + s_t\, P_k' \quad \text{in round } t
+
+    where :math:`P_k'` are the changed samples of client k. A share that jumps from 0 to 1 is sudden
+    drift, one that grows is gradual, one that comes and goes is recurring. The change may concern
+    the labels (concept drift), the inputs (covariate drift) or both, for some clients alone if it
+    reads ``client.id``.
+
+    Only minibatches drift: neither the test set, nor what polls and reports read of the samples. To
+    score both distributions in each evaluation, pass the changed test samples as ``validation`` of
+    :func:`fedjax_sim.simulate`. Classes whose frequency drifts are a list of samples in the order
+    of time, see :func:`fedjax_sim.data.streamed`.
+
+    Args:
+        change: ``(key, batch, client) -> batch``, which changes all rows of x, y or both; x may be
+            a pytree.
+        share: maps the number of the round t, from 0, to :math:`s_t` in [0, 1], such as
+            ``optax.linear_schedule(0.0, 1.0, 100)`` or ``lambda t: t >= 50``.
+
+    Raises:
+        ValueError: if share is not a function; where the server trains on its own samples.
+
+    Source: Gama et al. 2014, a survey on concept drift adaptation, figure 2
+    <https://doi.org/10.1145/2523813>.
+
+    Example:
+        The labels of two classes are swapped from round 50 on.
+
+        >>> import fedjax_sim as fs, optax
+        >>> def swapped(key, batch, client):
+        ...     return batch._replace(y=1 - batch.y)
+        >>> transforms = (drifting(swapped, lambda t: t >= 50),)
+        >>> local = fs.local_sgd(fs.toy().objective, optax.sgd(0.1), transforms=transforms)
+    """
+
+    change: Transform
+    share: Callable[[Array], Array]
+
+    def __post_init__(self) -> None:
+        if not callable(self.share):
+            raise ValueError(
+                f"share must be a function of the round, such as lambda t: t >= 50, got "
+                f"{self.share!r}"
+            )
+
+    def __call__(self, key: Array, batch: Batch, client: ClientView) -> Batch:
+        share = jnp.asarray(self.share(round_number(client, "drifting")), jnp.float32)
+        new = self.change(jax.random.fold_in(key, 0), batch, client)
+        changed = jax.random.uniform(jax.random.fold_in(key, 1), batch.mask.shape, jnp.float32)
+        x, y = tree.select_rows(changed < share, (new.x, new.y), (batch.x, batch.y))
+        return batch._replace(x=x, y=y)
 
 
 class fedaug_augmentations(Part):

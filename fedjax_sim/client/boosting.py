@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -100,7 +101,7 @@ class boosted(Wrapper):
     @functools.cached_property
     def inner(self) -> LocalUpdate:
         epochs = self.local.epochs
-        if epochs != int(epochs):
+        if isinstance(epochs, Sequence) or epochs != int(epochs):
             raise ValueError(f"epochs of local must be a whole number to be halved, got {epochs}")
         half, most = math.ceil(epochs / 2), int(3 * epochs / 2)
         stops, more = [half], half

@@ -24,6 +24,7 @@ from fedjax_sim.base import (
     Transform,
     Variables,
 )
+from fedjax_sim.client import own_settings
 from fedjax_sim.client.agreement import agreed
 from fedjax_sim.client.boosting import boosted
 from fedjax_sim.client.control import budgeted
@@ -84,7 +85,7 @@ class local_sgd(SGD):
             ``value_fn`` (also as ``obj_fn``) of the minibatch's loss, without the corrections;
             ``grad_fn(params, i)``, with the corrections; ``key``, the step's own.
         batch_size: B.
-        epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps.
+        epochs: E; a fraction runs ``round(E * ceil(n_k / B))`` steps. Or E_k, one for each client.
         last_batch: how to handle the last, smaller minibatch: "keep" it (its loss is the mean over
             its real samples), "drop" it, or "refill" it from the epoch's beginning.
         max_steps: the largest number of steps in a visit; 1 is parallel SGD.
@@ -108,6 +109,10 @@ class local_sgd(SGD):
         trained: the leaves that are trained, see :mod:`fedjax_sim.leaves`; None: all.
         rate_by_round: maps the number of the round, from 0, to a factor of every step, such as
             ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
+        rate_by_client: a factor of every step for each client, such as ``[1.0, 0.5, 2.0]``; None:
+            1. Parts that assume a learning rate (FedNova, FedCM) need equal ones.
+        stragglers: the probability that a client does fewer epochs in a round: 1 to ⌈E⌉ - 1, each
+            equally likely, as FedProx' experiments simulate slow devices. It still sends its model.
         steps: a random number of steps, the same for all clients of a round, in place of E epochs,
             such as ``geometric(0.2)``; None: E epochs.
         shared: statistics that the clients share besides the model, for their objective.
@@ -120,11 +125,13 @@ class local_sgd(SGD):
             steps.
 
     Raises:
-        ValueError: if a setting is out of range or of another kind.
+        ValueError: if a setting is out of range or of another kind; in the first round, if it has
+            not one number for each client.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1 (ClientUpdate); Vo,
     Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness); Gupta et al. 2015
-    <https://arxiv.org/abs/1502.02551>, section 3 (half_weights).
+    <https://arxiv.org/abs/1502.02551>, section 3 (half_weights); Li et al. 2020
+    <https://arxiv.org/abs/1812.06127>, section 5.2 (stragglers).
 
     Example:
         >>> import jax, optax
@@ -146,8 +153,9 @@ class local_sgd(SGD):
             raise ValueError(f"objective must be a function: use empirical_risk(model), got {kind}")
         given = EXTRA_ARGUMENTS if self.private is None else ("key",)
         check_optimizer("optimizer", self.optimizer, given)
-        if not 0 < self.epochs <= 10_000:
-            raise ValueError(f"epochs must be above 0 and at most 10000, got {self.epochs}")
+        epochs, rates = own_settings.checked(self.epochs, self.rate_by_client)
+        object.__setattr__(self, "epochs", epochs)
+        object.__setattr__(self, "rate_by_client", rates)
         if self.last_batch not in ("keep", "drop", "refill"):
             raise ValueError(
                 f"last_batch must be 'keep', 'drop' or 'refill', got {self.last_batch!r}"
@@ -172,6 +180,10 @@ class local_sgd(SGD):
     def _check_steps(self) -> None:
         if self.steps is None:
             return
+        if isinstance(self.epochs, tuple):
+            raise ValueError(f"epochs must be one number if steps are drawn, got {self.epochs}")
+        if self.stragglers:
+            raise ValueError(f"stragglers must be 0 if steps are drawn, got {self.stragglers}")
         if not isinstance(self.steps, DrawnSteps):
             raise ValueError(f"steps must be drawn, such as by geometric(0.2), got {self.steps!r}")
         if self.max_steps is not None:
@@ -228,10 +240,17 @@ class local_sgd(SGD):
 
     @property
     def known(self) -> bool:
-        return self.steps is None and self.inexactness is None and self.until is None
+        drawn = self.stragglers or self.steps is not None
+        return not drawn and self.inexactness is None and self.until is None
+
+    @property
+    def clients(self) -> int | None:
+        given = (v for v in (self.epochs, self.rate_by_client) if isinstance(v, tuple))
+        return next((len(values) for values in given), None)
 
     def response(self, steps: int) -> Sequence[float | Array]:
-        return response(self._optimizer, steps)
+        rate = own_settings.common(self.rate_by_client)
+        return [rate * place for place in response(self._optimizer, steps)]
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -30,6 +30,7 @@ from fedjax_sim.base import (
     Memory,
     Objective,
     PyTree,
+    Share,
     Shared,
     Trained,
     TrainInSteps,
@@ -37,6 +38,7 @@ from fedjax_sim.base import (
     Until,
     Variables,
 )
+from fedjax_sim.client import own_settings
 from fedjax_sim.client.descent import (
     Common,
     Kept,
@@ -50,7 +52,7 @@ from fedjax_sim.client.descent import (
 from fedjax_sim.client.progress import Plan, Progress, widened
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
-from fedjax_sim.engine.clients import round_key, round_number
+from fedjax_sim.engine.clients import round_key
 from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
@@ -66,7 +68,7 @@ class SGD(LocalUpdate):
     objective: Objective
     optimizer: optax.GradientTransformation
     batch_size: Count = 16
-    epochs: float = 1.0
+    epochs: float | Sequence[float] = 1.0
     last_batch: LastBatch = "keep"
     _: dataclasses.KW_ONLY
     max_steps: Count | None = None
@@ -80,6 +82,8 @@ class SGD(LocalUpdate):
     companion: Companion | None = None
     trained: Leaves | None = None
     rate_by_round: optax.Schedule | None = None
+    rate_by_client: Sequence[float] | None = None
+    stragglers: Share = 0.0
     steps: DrawnSteps | None = None
     shared: Shared | None = None
     half_weights: bool = False
@@ -89,35 +93,32 @@ class SGD(LocalUpdate):
     def train(self) -> TrainInSteps:
         return TrainInSteps(self._whole, self._begin, self._stretch, self._step, self._end)
 
-    def steps_for(self, samples: Any) -> Any:
+    def steps_for(self, samples: Any, client: Any = None) -> Any:
         if self.steps is not None:
             return 0 * samples + self.steps.most
-        if self.epochs == int(self.epochs):
-            total = self._batches(samples) * int(self.epochs)
-        else:
-            total = self.epochs * self._batches(samples).astype(jnp.float32)
-            total = jnp.round(total).astype(jnp.int32)
-        return total if self.max_steps is None else jnp.minimum(total, self.max_steps)
+        epochs = own_settings.expected(self.epochs, client)
+        return own_settings.steps_of(epochs, self._batches(samples), self.max_steps)
 
     def _common_steps(self, client: ClientView) -> tuple[int, int] | None:
         """Returns the steps of a visit and of an epoch of all clients; None if they differ."""
         unknown = self.steps, self.inexactness, self.until, client.limit, client.budget
         total = common_count(client, self.steps_for)
-        if total is None or any(end is not None for end in unknown):
+        differ = self.stragglers or not own_settings.is_common(self.epochs)
+        if total is None or differ or any(end is not None for end in unknown):
             return None
         batches = common_count(client, lambda samples: min(self._batches(samples), total))
         return None if batches is None else (total, batches)
 
     def _batches(self, samples: Any) -> Any:
         """Returns the number of minibatches in an epoch."""
-        if self.last_batch == "drop":
-            return samples // self.batch_size
-        return -(-samples // self.batch_size)
+        size = self.batch_size
+        return samples // size if self.last_batch == "drop" else -(-samples // size)
 
     @property
     def _most_epochs(self) -> int:
         """The largest number of epochs; drawn steps may be as many epochs of one minibatch."""
-        return math.ceil(self.epochs) if self.steps is None else self.steps.most
+        most = math.ceil(own_settings.largest(self.epochs))
+        return most if self.steps is None else self.steps.most
 
     @functools.cached_property
     def _optimizer(self) -> optax.GradientTransformationExtraArgs:
@@ -163,7 +164,9 @@ class SGD(LocalUpdate):
         client, received = visit.client, visit.variables
         kept, common = Kept(*visit.client_state), Common(*visit.shared_state)
         if self.steps is None:
-            total = self.steps_for(client.size if client.budget is None else client.budget)
+            epochs = own_settings.epochs_of(self.epochs, self.stragglers, visit.key, client)
+            batches = self._batches(client.size if client.budget is None else client.budget)
+            total = own_settings.steps_of(epochs, batches, self.max_steps)
         else:
             total = self.steps.draw(round_key(client), common.shared)
         if client.limit is not None:
@@ -230,8 +233,7 @@ class SGD(LocalUpdate):
         refill = self.last_batch == "refill"
         samples = minibatch(context.client, plan.order, b, self.batch_size, refill=refill)
         samples = self._transformed(context.key, samples, context.client)
-        schedule = self.rate_by_round
-        rate = None if schedule is None else schedule(round_number(context.client))
+        rate = own_settings.rate_of(self.rate_by_round, self.rate_by_client, context.client)
         step = functools.partial(descended, self._optimizer, key=context.key, factor=rate)
 
         def objective(some: PyTree) -> tuple[Array, PyTree]:

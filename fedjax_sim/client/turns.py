@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_sim.base import (
     Aggregator,
@@ -66,6 +67,11 @@ class in_turn(LocalUpdate):
                 "in_turn must be of local updates without a survey: that of mime is of the model "
                 "that all clients have, which is another one in every turn but the first"
             )
+        if len(several := _clients(locals_)) > 1:
+            raise ValueError(
+                "in_turn must be of local updates with settings for the same clients, got "
+                f"{' and '.join(map(str, sorted(several)))} clients"
+            )
         object.__setattr__(self, "locals_", locals_)
 
     def change(self, **settings: Any) -> in_turn:
@@ -115,12 +121,17 @@ class in_turn(LocalUpdate):
             for local, common, sent in zip(self.locals_, shared_state, messages, strict=True)
         )
 
-    def steps_for(self, samples: Any) -> Any:
-        return sum(local.steps_for(samples) for local in self.locals_)
+    def steps_for(self, samples: Any, client: Any = None) -> Any:
+        return sum(local.steps_for(samples, client) for local in self.locals_)
 
     @property
-    def epochs(self) -> float:
-        return sum(local.epochs for local in self.locals_)
+    def clients(self) -> int | None:
+        return next(iter(_clients(self.locals_)), None)
+
+    @property
+    def epochs(self) -> float | Sequence[float]:
+        total = sum((np.asarray(local.epochs) for local in self.locals_), np.float64(0))
+        return cast(float | Sequence[float], total.tolist())
 
     @property
     def batch_size(self) -> int:
@@ -169,6 +180,10 @@ class in_turn(LocalUpdate):
     @property
     def needs(self) -> tuple[Need, ...]:
         return tuple(need for local in self.locals_ for need in local.needs)
+
+
+def _clients(locals_: Sequence[LocalUpdate]) -> set[int]:
+    return {local.clients for local in locals_ if local.clients is not None}
 
 
 def _combine(infos: list[LocalInfo]) -> LocalInfo:

@@ -138,14 +138,14 @@ class Visits(NamedTuple):
         )
 
 
-def round_number(client: ClientView) -> Array:
-    """Returns the number of the round.
+def round_number(client: ClientView, reader: str) -> Array:
+    """Returns the number of the round, for the setting ``reader``.
 
     Raises:
         ValueError: if it is unknown: the server trains on its own samples.
     """
     if client.round is None:
-        raise ValueError("rate_by_round needs the round number, which only clients have")
+        raise ValueError(f"{reader} needs the round number, which only clients have")
     return client.round
 
 

@@ -63,6 +63,7 @@ class Client(enum.IntEnum):
 
     EPOCH = 0
     TURN = 2**30
+    STRAGGLER = 2**31 - 10
     FIRST_VISIT = 2**31 - 9
     FINAL_LOSS = 2**31 - 8
     AGREEMENT = 2**31 - 7

@@ -49,11 +49,12 @@ class edges(LearnedRedistribution):
     It needs slots that keep their clients, and the plain mean of the models by samples.
 
     Args:
-        of: the number L of edges, for client k at edge k mod L; or the edge of each client.
+        of: the number L of edges, for client k at edge k mod L; or the edge of each client, a
+            sequence or an array of whole numbers.
 
     Raises:
-        ValueError: if L is below 1; in the first round, if ``of`` has not one entry per client, or
-            there are more edges than clients.
+        ValueError: if L is below 1 or an edge is not a whole number; in the first round, if ``of``
+            has not one entry per client, or there are more edges than clients.
 
     Source: Liu et al. 2020 <https://arxiv.org/abs/1905.06641>, Algorithm 1.
 
@@ -66,8 +67,12 @@ class edges(LearnedRedistribution):
     needs = (STICKY, PLAIN_MEAN, UNCHANGED, BY_SAMPLES)
 
     def __post_init__(self) -> None:
-        if isinstance(self.of, int) and self.of < 1:
+        given = np.asarray(self.of)
+        if given.ndim > 1 or given.dtype.kind not in "iu":
+            raise ValueError(f"edges must be a whole number, or one for each client, got {self.of}")
+        if not given.ndim and given < 1:
             raise ValueError(f"edges must be at least 1, got {self.of}")
+        object.__setattr__(self, "of", tuple(given.tolist()) if given.ndim else int(given))
 
     @property
     def relays(self) -> int:

@@ -33,7 +33,7 @@ class SamplePrivacy:
     Attributes:
         noise_multiplier: σ.
         batch_size: B.
-        steps: T_k of a visit, by n_k.
+        steps: T_k of a visit, by n_k; the largest if clients have epochs of their own.
     """
 
     noise_multiplier: float

@@ -319,7 +319,7 @@ class _Events(NamedTuple):
         def of(law: float | Law, which: Device) -> Array:
             return evaluate_law(law, stream(key, which), client[None], now)[0]
 
-        steps = jnp.asarray(local.steps_for(client_sizes(self.data, client)))
+        steps = jnp.asarray(local.steps_for(client_sizes(self.data, client), client))
         work = steps.astype(jnp.float32) * of(clock.compute, Device.COMPUTE)
         link = clock.link
         if link is None:

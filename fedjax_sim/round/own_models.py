@@ -101,7 +101,7 @@ def check_adapts(parts: Parts) -> None:
         "flight": parts.flight.serverless,
         "broadcast": parts.broadcast.by_client,
         "exchange": parts.exchange.nothing,
-        "local": parts.local.peers,
+        "local": parts.local.peers or parts.local.clients is not None,
     }
     for role, wrong in unmade.items():
         if wrong:

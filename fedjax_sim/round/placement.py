@@ -122,7 +122,9 @@ def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:
     """
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
     sizes = np.minimum(sizes, data.samples_per_round or data.capacity)
-    return np.asarray(parts.local.steps_for(sizes.astype(np.int32)))
+    sizes = sizes.astype(np.int32)
+    clients = np.broadcast_to(np.arange(data.clients), sizes.shape)
+    return np.asarray(parts.local.steps_for(sizes, clients))
 
 
 def place(

@@ -76,7 +76,8 @@ def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outl
         down = jnp.asarray(size.download * part + size.shared_state, jnp.float32)
         up = jnp.asarray(size.upload * part + size.message, jnp.float32)
         durations = timing.durations_of(parts, state, client, down, up, uploads)
-        steps = parts.local.steps_for(client_sizes(data, client, state.round)).astype(jnp.float32)
+        samples = client_sizes(data, client, state.round)
+        steps = parts.local.steps_for(samples, client).astype(jnp.float32)
         return durations.down + steps * durations.step + durations.up
 
     def awake(client: Array) -> Array:

@@ -38,6 +38,12 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
             f"samples_per_round needs models that return in the round in which they left, flight "
             f"is {shown(parts.flight)}: use flight=every_round()"
         )
+    named = parts.local.clients
+    if named not in (None, data.clients):
+        raise ValueError(
+            f"epochs and rate_by_client must have a number for each of the {data.clients} clients, "
+            f"got {named} numbers"
+        )
     known = None if parts.clock is None else parts.clock.clients
     if known is not None and data.clients > known:
         raise ValueError(
