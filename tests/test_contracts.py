@@ -202,6 +202,9 @@ PARTS: dict[str, dict[str, Make]] = {
         "mixed_objective": lambda: mixup.mixed_objective(risk(), 0.1),
         "sharpness_aware": lambda: fs.terms.sharpness_aware(risk()),
         "estimated_sharpness": lambda: fs.terms.estimated_sharpness(risk()),
+        "ordered_dropout": lambda: fs.terms.ordered_dropout(
+            risk(), fs.exchange.widths(net(), (1.0, 0.5))
+        ),
         "after_a_step": lambda: fs.adaptation.after_a_step(risk(), 0.1),
         "moreau_envelope": lambda: fs.adaptation.moreau_envelope(risk()),
     },
@@ -1680,6 +1683,7 @@ STREAMS = {
     "Epoch": {"STEP": 1},
     "Step": {
         "TRANSFORM": 1,
+        "WIDTH": 2**31 - 6,
         "PRIVATE": 2**31 - 5,
         "ROUNDING": 2**31 - 4,
         "LAYER": 2**31 - 3,
