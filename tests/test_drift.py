@@ -652,8 +652,8 @@ def test_labels_are_counted_as_the_client_sees_them() -> None:
     assert terms.label_counts(context, 3).tolist() == [0, 1, 2]  # 1, 1, 2 of the pool, swapped
 
 
-ZERO, NOBODY = jnp.zeros(1), jnp.int32(0)
-OF_THE_SERVER = ClientView(ZERO, ZERO, ZERO, NOBODY, NOBODY, 1)
+ZERO = jnp.zeros(1)
+WHOLE = ClientView(ZERO, ZERO, ZERO, jnp.int32(0), jnp.int32(1), 1)  # it trains the whole model
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "teachers and momentum": (
         lambda net: made("fedgkd", net).replace(server=fs.server.optimizer(optax.sgd(0.5))),
@@ -706,11 +706,10 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ), "in_turn must be of local updates that share what their clients send",
     ),
     "levels": (lambda net: made("fjord", net, levels=33), "levels must be at most 32, got 33"),
-    "no client's number": (
-        lambda net: terms.ordered_dropout(
-            fs.empirical_risk(net), fs.exchange.widths(net, (1.0, 0.5))
-        )({}, {}, Batch(ZERO, ZERO, ZERO), context_of({})._replace(client=OF_THE_SERVER)),
-        "ordered_dropout needs a client's number, which the server's own samples lack: use emp",
+    "no shares": (
+        lambda net: terms.ordered_dropout(fs.empirical_risk(net))(
+            {}, {}, Batch(ZERO, ZERO, ZERO), context_of({})._replace(client=WHOLE)
+        ), r"ordered_dropout needs clients that train shares of the model: use exchange=split(",
     ),
     "no last server": (
         lambda net: play(

@@ -118,7 +118,7 @@ def fjord(
     """
     _check(levels)
     widths = exchange.widths(model, tuple((levels - level) / levels for level in range(levels)))
-    changed = terms.ordered_dropout(objective, widths)
+    changed = terms.ordered_dropout(objective)
     return _narrow(local.change(objective=changed), clients_per_round, widths, equal_weights)
 
 
