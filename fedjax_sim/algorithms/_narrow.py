@@ -98,8 +98,8 @@ def fjord(
               r_k = 1 - \tfrac{k \bmod L}{L}
 
     with m_p the weights between the first share p of the units of each hidden layer; the server
-    averages as in HeteroFL. The paper's distillation from the client's widest network is not part
-    of it.
+    averages as in HeteroFL. On a clock, a step takes the time of the client's widest network. The
+    paper's distillation from that network is not part of it.
 
     Args:
         levels: L: number of widths; 1 is FedAvg.

@@ -17,7 +17,7 @@ class ordered_dropout(ObjectiveWrapper):
 
     m_p are the entries of a client with the share p, s are the shares of all clients and p_max is
     the client's own, see :class:`fedjax_sim.exchange.widths`, ``depths`` and ``ranks``. The
-    reported loss is the loss of that network.
+    reported loss is the loss of that network; on a clock, a step takes the time of the client's.
 
     Args:
         objective: F_b.
