@@ -206,6 +206,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "mixed_objective": lambda: mixup.mixed_objective(risk(), 0.1),
         "sharpness_aware": lambda: fs.terms.sharpness_aware(risk()),
         "estimated_sharpness": lambda: fs.terms.estimated_sharpness(risk()),
+        "ordered_dropout": lambda: fs.terms.ordered_dropout(risk()),
         "after_a_step": lambda: fs.adaptation.after_a_step(risk(), 0.1),
         "moreau_envelope": lambda: fs.adaptation.moreau_envelope(risk()),
     },
@@ -745,7 +746,9 @@ def test_transform(make: Make, crowd: ClientData) -> None:
 @cases("Objective")
 def test_objective(make: Make, crowd: ClientData, start: Variables) -> None:
     batch = mixup.peer_means(3)(KEY, minibatch("", crowd), view(crowd, 1, peers=True))
-    context = context_of(start.params)._replace(memory=start, client=view(crowd, 1))
+    covers = fs.exchange.widths(net(), (1.0, 0.5))
+    client = dataclasses.replace(view(crowd, 1), round=jnp.int32(0), coverage=covers)
+    context = context_of(start.params)._replace(memory=start, client=client)
     loss, state = jax.jit(make())(start.params, start.state, batch, context)
     chex.assert_shape(loss, ())
     chex.assert_type(loss, jnp.float32)
@@ -1686,6 +1689,7 @@ STREAMS = {
     "Epoch": {"STEP": 1},
     "Step": {
         "TRANSFORM": 1,
+        "WIDTH": 2**31 - 6,
         "PRIVATE": 2**31 - 5,
         "ROUNDING": 2**31 - 4,
         "LAYER": 2**31 - 3,

@@ -29,8 +29,8 @@ from oracle import Layers, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
 from fedjax_sim import algorithms, terms
-from fedjax_sim.base import ClientView, Gathered, LocalInfo
-from fedjax_sim.engine.streams import Round, stream
+from fedjax_sim.base import Batch, ClientView, Gathered, LocalInfo
+from fedjax_sim.engine.streams import Client, Epoch, Round, Step, stream
 
 ROUNDS = 3
 ALPHA, MU, TEMPERATURE, BETA, TAU, RHO, EPS = 0.3, 0.7, 0.4, 0.6, 0.8, 0.3, 1e-3
@@ -402,19 +402,30 @@ class HeteroFL(Fed):
         self.rounds = 0
         self.cuts: list[Layers] = []
 
-    def units(self, k: int, n: int) -> np.ndarray:
-        return np.arange(math.ceil(n / 2 ** (k % 3)))
+    def share(self, k: int) -> float:
+        return 0.5 ** (k % 3)
+
+    def units(self, share: float, n: int) -> np.ndarray:
+        return np.arange(math.ceil(share * n))
+
+    def step_shares(self, k: int) -> list[float]:
+        """The widths that the steps train."""
+        return [self.share(k)] * STEPS
+
+    def cut(self, share: float) -> tuple[Any, ...]:
+        some = self.units(share, len(self.server[1]))
+        return (slice(None), some), some, some, ...
 
     def visit(self, k: int, x: np.ndarray, y: np.ndarray) -> Layers:
-        w1, b1, w2, b2 = self.server
-        some = self.units(k, len(b1))
-        narrow = [w1[:, some], b1[some], w2[some], b2]
-        for _ in range(STEPS):
-            narrow = plus(narrow, loss_and_gradient(narrow, x, y)[1], -LR)
         whole, has = [w.copy() for w in self.server], zeros(self.server)
-        for a, m, w in zip(whole, has, narrow, strict=True):
-            place = (slice(None), some) if a is whole[0] else some if a is not whole[3] else ...
-            a[place], m[place] = w, 1
+        for share in self.step_shares(k):
+            cut = self.cut(share)
+            narrow = [w[place] for w, place in zip(whole, cut, strict=True)]
+            narrow = plus(narrow, loss_and_gradient(narrow, x, y)[1], -LR)
+            for a, place, w in zip(whole, cut, narrow, strict=True):
+                a[place] = w
+        for m, place in zip(has, self.cut(self.share(k)), strict=True):
+            m[place] = 1
         self.cuts.append(has)
         return whole
 
@@ -431,8 +442,24 @@ class FedRolex(HeteroFL):
 
     equal = False
 
-    def units(self, k: int, n: int) -> np.ndarray:
-        return (super().units(k, n) + self.rounds) % n
+    def units(self, share: float, n: int) -> np.ndarray:
+        return (super().units(share, n) + self.rounds) % n
+
+
+class FjORD(HeteroFL):
+    """Every step draws one of the widths up to the client's own."""
+
+    equal = False
+
+    def share(self, k: int) -> float:
+        return (3 - k % 3) / 3
+
+    def step_shares(self, k: int) -> list[float]:
+        run_key = jax.random.fold_in(jax.random.key(0), 1)
+        key = stream(jax.random.fold_in(run_key, self.rounds), Round.CLIENTS)
+        epochs = [stream(jax.random.fold_in(key, k), Client.EPOCH, e) for e in range(STEPS)]
+        keys = [stream(stream(epoch, Epoch.STEP), Step.WIDTH) for epoch in epochs]
+        return [(1 + int(jax.random.randint(key, (), 0, 3 - k % 3))) / 3 for key in keys]
 
 
 Make = Callable[..., fs.Algorithm]
@@ -456,15 +483,21 @@ METHODS: dict[str, tuple[dict[str, Any], type[Fed]]] = {
     "diloco": ({}, DiLoCo),
     "heterofl": ({}, HeteroFL),
     "fedrolex": ({}, FedRolex),
+    "fjord": ({}, FjORD),
 }
+
+
+WITH_OBJECTIVE = (
+    "moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam", "isfedavg", "fjord"
+)  # fmt: skip
 
 
 def made(name: str, net: fs.Model, **options: Any) -> fs.Algorithm:
     name = name.partition(",")[0]
     method: Any = getattr(algorithms, name)
-    if name in ("moon", "fedntd", "fedgkd", "heterofl", "fedrolex"):
+    if name in ("moon", "fedntd", "fedgkd", "heterofl", "fedrolex", "fjord"):
         options["model"] = net
-    if name in ("moon", "fedntd", "fedgkd", "fedlc", "fedrs", "fedsam", "fedlesam", "isfedavg"):
+    if name in WITH_OBJECTIVE:
         options["objective"] = fs.empirical_risk(net)
     if name == "feddisco":
         options["classes"] = 3
@@ -526,6 +559,7 @@ NOTHING: dict[str, dict[str, Any]] = {
     "ocs": {"senders": 3.0},
     "heterofl": {"levels": 1},
     "fedrolex": {"levels": 1},
+    "fjord": {"levels": 1},
 }
 EQUAL = ("fedlesam", "fedcm", "heterofl")
 """Methods in which clients count equally."""
@@ -618,6 +652,8 @@ def test_labels_are_counted_as_the_client_sees_them() -> None:
     assert terms.label_counts(context, 3).tolist() == [0, 1, 2]  # 1, 1, 2 of the pool, swapped
 
 
+ZERO = jnp.zeros(1)
+WHOLE = ClientView(ZERO, ZERO, ZERO, jnp.int32(0), jnp.int32(1), 1)  # it trains the whole model
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "teachers and momentum": (
         lambda net: made("fedgkd", net).replace(server=fs.server.optimizer(optax.sgd(0.5))),
@@ -668,6 +704,12 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             fs.local.in_turn(local_of(net), local_of(net)),
             clients_per_round=1, lr=LR, momentum=0.0,
         ), "in_turn must be of local updates that share what their clients send",
+    ),
+    "levels": (lambda net: made("fjord", net, levels=33), "levels must be at most 32, got 33"),
+    "no shares": (
+        lambda net: terms.ordered_dropout(fs.empirical_risk(net))(
+            {}, {}, Batch(ZERO, ZERO, ZERO), context_of({})._replace(client=WHOLE)
+        ), r"ordered_dropout needs clients that train shares of the model: use exchange=split(",
     ),
     "no last server": (
         lambda net: play(

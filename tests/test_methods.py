@@ -102,6 +102,11 @@ def narrow(size: int) -> int:
     return ROUNDS * sum(4 * (75 * 8 // 2 ** (k % 3) + 10) for k in range(CLIENTS))
 
 
+def in_thirds(size: int) -> int:
+    """Of 8 units all, 6 or 3."""
+    return ROUNDS * sum(4 * (75 * (8, 6, 3)[k % 3] + 10) for k in range(CLIENTS))
+
+
 def beside_statistics(factor: int) -> Callable[[int], int]:
     """So many models, of which only one has statistics."""
     return lambda size: ROUNDS * COHORT * (factor * size - (factor - 1) * STATISTICS)
@@ -236,6 +241,7 @@ METHODS: dict[str, Sent] = {
     # All clients, whose 8 hidden units, or a half or a quarter, have 64 inputs and 10 outputs.
     "heterofl": Sent({"clients_per_round": CLIENTS}, up=narrow, down=narrow),
     "fedrolex": Sent({"clients_per_round": CLIENTS}, up=narrow, down=narrow),
+    "fjord": Sent({"clients_per_round": CLIENTS}, up=in_thirds, down=in_thirds),
     "feddisco": Sent(up=lambda size: 4 * CLIENTS + ROUNDS * COHORT * size),  # how far each is
     # In the end all are sent the model, and tell moments of 8 features for each of 10 classes.
     "ccvr": Sent(
@@ -546,7 +552,7 @@ LIKE_FEDAVG = (
 """Methods that differ from FedAvg in what a client minimises or starts with, or in the end."""
 LIKE_OTHERS = (
     "fedavgm", "fedadagrad", "fedyogi", "fedavg_qsgd", "fedavg_sketched", "lg_fedavg", "fedbn",
-    "radfedm", "radfedp", "afl", "fedrolex", "mimelite",
+    "radfedm", "radfedp", "afl", "fedrolex", "fjord", "mimelite",
 )  # fmt: skip
 """Methods whose parts are those of another one in other settings, or two parts of two others."""
 WITH_ABSENT = METHODS.keys() - {*ALL_COME, *UNTIMED, *LIKE_FEDAVG, *LIKE_OTHERS}
@@ -700,6 +706,7 @@ EQUAL_WEIGHTS = {
     "fedbabu": False,
     "heterofl": True,
     "fedrolex": False,
+    "fjord": False,
     "moon": False,
     "fedntd": False,
     "fedgkd": False,

@@ -64,7 +64,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    private, steps, adapters, narrower, hypergradients = python_blocks(METHODS)
+    private, steps, adapters, narrower, drawn, shallow, hypergradients = python_blocks(METHODS)
     loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
@@ -108,6 +108,9 @@ def test_the_examples_train_and_show_their_parts(
     assert len(scope["sweep"].table()) == 9 * 3 * 2
     exec(narrower, scope)
     assert scope["narrow"].accuracy[-1, 0] > 0.5
+    exec(drawn + shallow, scope)
+    assert scope["fjord"].parts.exchange == scope["heterofl"].parts.exchange
+    assert len(scope["shallow"].covers.blocks) == 4
     exec(hypergradients.replace("range(3)", "range(2)"), scope)  # each is traced
     measure = jax.jit(scope["loss_after"])
     np.testing.assert_allclose(scope["loss"], measure(AT), rtol=1e-5)

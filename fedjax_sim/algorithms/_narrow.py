@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights
-from fedjax_sim.base import Count, LocalUpdate, Model
+from fedjax_sim.base import Count, LocalUpdate, Model, Objective
+from fedjax_sim.client import terms
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 
-__all__ = ["fedrolex", "heterofl"]
+__all__ = ["fedrolex", "fjord", "heterofl"]
 
 MOST_LEVELS = 32
 """The narrowest clients have one unit of any layer that fits in memory."""
@@ -45,7 +46,7 @@ def heterofl(
     Source: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
     learning for heterogeneous clients", ICLR 2021 <https://arxiv.org/abs/2010.01264>, section 3.
     """
-    return _narrow(local, clients_per_round, model, levels, equal_weights, rolling=False)
+    return _narrow(local, clients_per_round, _halved(model, levels), equal_weights)
 
 
 @method
@@ -77,25 +78,68 @@ def fedrolex(
     Source: Alam, Liu, Yan, Zhang, "FedRolex: model-heterogeneous federated learning with rolling
     sub-model extraction", NeurIPS 2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1.
     """
-    return _narrow(local, clients_per_round, model, levels, equal_weights, rolling=True)
+    return _narrow(local, clients_per_round, _halved(model, levels, rolling=True), equal_weights)
+
+
+@method
+def fjord(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    objective: Objective,
+    levels: Count = 3,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FjORD: ordered dropout: in every step, weak clients train a random number of first units.
+
+    .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b(m_p \odot w_k), \qquad
+              p \sim \mathrm{uniform}\{\tfrac1L, \tfrac2L, \dots, r_k\}, \qquad
+              r_k = 1 - \tfrac{k \bmod L}{L}
+
+    with m_p the weights between the first share p of the units of each hidden layer; the server
+    averages as in HeteroFL. On a clock, a step takes the time of the client's widest network. The
+    paper's distillation from that network is not part of it.
+
+    Args:
+        levels: L: number of widths; 1 is FedAvg.
+
+    Returns:
+        The algorithm, which reports the losses of the networks that were drawn. Traffic per round:
+        m models down, m up, each as wide as the client's.
+
+    Raises:
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
+
+    Source: Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: fair and accurate
+    federated learning under heterogeneous targets with ordered dropout", NeurIPS 2021
+    <https://arxiv.org/abs/2102.13451>, Algorithm 1.
+    """
+    _check(levels)
+    widths = exchange.widths(model, tuple((levels - level) / levels for level in range(levels)))
+    changed = terms.ordered_dropout(objective)
+    return _narrow(local.change(objective=changed), clients_per_round, widths, equal_weights)
+
+
+def _halved(model: Model, levels: int, *, rolling: bool = False) -> exchange.widths:
+    """Returns the whole width, a half of it, a quarter and so on, client by client."""
+    _check(levels)
+    return exchange.widths(model, tuple(0.5**level for level in range(levels)), rolling=rolling)
+
+
+def _check(levels: int) -> None:
+    if levels > MOST_LEVELS:
+        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
 
 
 def _narrow(
-    local: LocalUpdate,
-    clients_per_round: int,
-    model: Model,
-    levels: int,
-    equal_weights: bool,
-    *,
-    rolling: bool,
+    local: LocalUpdate, clients_per_round: int, widths: exchange.widths, equal_weights: bool
 ) -> Algorithm:
-    """Returns FedAvg whose clients have the whole width, a half of it, a quarter and so on."""
-    if levels > MOST_LEVELS:
-        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
-    shares = tuple(0.5**level for level in range(levels))
+    """Returns FedAvg whose clients have some units of each layer."""
     return compose(
         local,
         clients_per_round,
-        exchange=exchange.split(covers=exchange.widths(model, shares, rolling=rolling)),
+        exchange=exchange.split(covers=widths),
         weighting=client_weights(equal_weights),
     )

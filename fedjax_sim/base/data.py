@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -160,6 +161,8 @@ class ClientView:
         limit: ``int32[]``, the most steps that it may take; None for any number.
         public: ``int32[2]``, the entries of ``index`` that are the data's ``root``, for methods in
           which all know these samples; None: there are none.
+        coverage: the entries of the model that it trains, see :class:`Coverage` (static); None for
+          all, or outside of training.
     """
 
     x: PyTree
@@ -180,6 +183,9 @@ class ClientView:
     public: Array | None = None
     differentiable: bool = dataclasses.field(default=False, metadata={"static": True})
     size_range: tuple[int, int] | None = dataclasses.field(default=None, metadata={"static": True})
+    coverage: Callable[..., PyTree] | None = dataclasses.field(
+        default=None, metadata={"static": True}
+    )
 
     def part(self, start: Array, size: Array, **changes: Any) -> ClientView:
         """Returns a view of other samples, ``index[start:start + size]``.

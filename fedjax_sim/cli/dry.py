@@ -16,6 +16,7 @@ from fedjax_sim.cli.running import rounds_of, title
 from fedjax_sim.cli.training import client_sizes
 from fedjax_sim.engine.memory import MB
 from fedjax_sim.round import Algorithm
+from fedjax_sim.round.traffic import share_of
 from fedjax_sim.run.layout import client_axes, one_run
 
 HEAD = (
@@ -23,7 +24,8 @@ HEAD = (
 )  # fmt: skip
 NOTE = (
     "program: algorithms with the same number are compiled once and run together; models: trained "
-    "per round; kB: a model with its messages; total steps: over all runs, for clients of mean size"
+    "per round; kB: a model, or the mean part that a client has, with its messages; total steps: "
+    "over all runs, for clients of mean size"
 )
 
 
@@ -46,7 +48,11 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
         algorithm, rounds = setup.algorithms[name], rounds_of(name, config, setup)
         steps = _steps(algorithm, sizes)
         traffic = algorithm.traffic(shapes, clients)
-        up, down = traffic.upload + traffic.message, traffic.download + traffic.shared_state
+        everyone = jnp.arange(clients.clients, dtype=jnp.int32)
+        part = share_of(algorithm.parts, shapes, everyone, jnp.int32(0), sent=True)
+        mean = float(np.mean(part))
+        up = mean * traffic.upload + traffic.message
+        down = mean * traffic.download + traffic.shared_state
         several = f" ({steps.min()} to {steps.max()})" if steps.min() < steps.max() else ""
         total = rounds * algorithm.slots * steps.mean() * runs
         rows.append(

@@ -223,7 +223,7 @@ def corrected(
     states: tuple[Sequence[PyTree], Sequence[PyTree]],
     start: Callable[[], PyTree],
 ) -> PyTree:
-    """Applies corrections to a gradient, in order.
+    """Applies corrections to a gradient, in order; it is 0 for entries that the client lacks.
 
     Args:
         corrections: in order.
@@ -237,7 +237,13 @@ def corrected(
         if d.anchored:
             grads = tree.subtract(grads, start())
         grads = d.direction(grads, params, context, client_state, shared_state)
-    return grads
+    coverage, client = context.client.coverage, context.client
+    if coverage is None:
+        return grads
+    assert client.id is not None
+    assert client.round is not None  # it trains
+    has = coverage(Variables(params, context.received.state), client.id, client.round).params
+    return jax.tree.map(lambda g, m: jnp.where(m, g, jnp.zeros((), g.dtype)), grads, has)
 
 
 def survey_of(

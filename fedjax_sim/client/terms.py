@@ -26,6 +26,7 @@ from fedjax_sim.client.distilling import (
 from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.client.objective import remade as remade
+from fedjax_sim.client.ordered import ordered_dropout
 from fedjax_sim.client.outputs import (
     class_outputs,
     near_outputs,
@@ -48,6 +49,7 @@ __all__ = [
     "near_outputs",
     "near_prototypes",
     "not_true_distillation",
+    "ordered_dropout",
     "own_outputs",
     "past_models",
     "prototypes",

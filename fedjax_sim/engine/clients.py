@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, ClientView, FetchedError, PyTree
+from fedjax_sim.base import Array, ClientData, ClientView, Coverage, FetchedError, PyTree
 
 
 def as_arrays(data: ClientData, *, differentiable: bool) -> ClientData:
@@ -99,6 +99,7 @@ class Visits(NamedTuple):
         limit: Array | None = None,
         *,
         trains: bool = True,
+        coverage: Coverage | None = None,
     ) -> ClientView:
         """Returns the view of a client, inside a task; ``samples`` are :func:`samples_of` the data.
 
@@ -135,6 +136,7 @@ class Visits(NamedTuple):
             public=self.public,
             differentiable=data.differentiable,
             size_range=None if each else data.size_range,
+            coverage=coverage,
         )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Model, Need, Part, PyTree, Variables
+from fedjax_sim.base import Array, Leaves, Model, Need, Part, PyTree, Variables
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
     NO_FLIGHT,
@@ -168,7 +168,60 @@ class ranks(Part):
         return masks._replace(params=masks.params | {"A": a, "B": b})
 
 
-def _check_shares(part: widths | ranks) -> None:
+class depths(Part):
+    r"""Gives each client a shallower network: the first of its blocks, and all other layers.
+
+    .. math:: m_{k,i} = \bigl[\, b(i) < \lceil r_k B \rceil \,\bigr]
+
+    for a weight i of block b(i) of B, from 0; weights outside of the blocks are every client's.
+    Blocks that a client lacks are 0, so they should be residual: the layers of a transformer and
+    the blocks of a ResNet then pass on their inputs. The server averages each block over the
+    clients that have it. DepthFL's exits after each block and its distillation between them are
+    not part of it; :class:`fedjax_sim.terms.ordered_dropout` trains every depth to predict.
+
+    Args:
+        blocks: the leaves of each block, see :mod:`fedjax_sim.leaves`, the first block first.
+        shares: r: client k has a share ``shares[k % len(shares)]`` of the blocks, at least one.
+
+    Raises:
+        ValueError: if there is no block, or shares has no number in (0, 1]; in the first round, if
+            a leaf is in two blocks.
+
+    Source: Kim et al. 2023 <https://openreview.net/forum?id=pf8RIZTMU58>, section 3 (DepthFL).
+
+    Example:
+        >>> import fedjax_sim as fs
+        >>> model = fs.models.transformer((8,), 5, width=4, layers=2, heads=1)
+        >>> half = fs.exchange.depths([fs.leaves.named(f"layer_{i}") for i in range(2)], (1.0, 0.5))
+        >>> weights = jax.eval_shape(model.init, jax.random.key(0))
+        >>> has = half(weights, jnp.int32(1), jnp.int32(0)).params
+        >>> [bool(has[name]["up"]["kernel"].all()) for name in ("layer_0", "layer_1")]
+        [True, False]
+    """
+
+    blocks: Sequence[Leaves]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if not self.blocks:
+            raise ValueError("blocks must be leaves, such as [leaves.named('layer_0')], got none")
+        _check_shares(self)
+
+    def __call__(self, variables: Variables, client: Array, round: Array) -> PyTree:
+        count = _counts(self.shares, len(self.blocks), client)
+
+        def has(leaf: Array, *chosen: bool) -> Array:
+            if sum(chosen) > 1:
+                first, *_, last = (i for i, inside in enumerate(chosen) if inside)
+                raise ValueError(f"blocks must have no leaf in common, got {first} and {last}")
+            block = chosen.index(True) if any(chosen) else 0  # which every client has
+            return jnp.expand_dims(block < count, range(leaf.ndim))
+
+        return jax.tree.map(has, variables, *(choose(variables) for choose in self.blocks))
+
+
+def _check_shares(part: widths | ranks | depths) -> None:
     object.__setattr__(part, "shares", tuple(part.shares))
     if not part.shares or not all(0 < share <= 1 for share in part.shares):
         raise ValueError(f"shares must be numbers above 0 and at most 1, got {part.shares}")

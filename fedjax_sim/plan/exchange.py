@@ -14,9 +14,9 @@ from fedjax_sim.engine.needs import (
     PLAIN_SERVER,
     UNCHANGED,
 )
-from fedjax_sim.plan.coverage import COVERED, ranks, widths
+from fedjax_sim.plan.coverage import COVERED, depths, ranks, widths
 
-__all__ = ["everything", "fragments", "nothing", "ranks", "split", "widths"]
+__all__ = ["depths", "everything", "fragments", "nothing", "ranks", "split", "widths"]
 
 IN_TURN = (
     ONE_MODEL,
@@ -61,8 +61,8 @@ class split(Exchange):
         own: the leaves of v, see :mod:`fedjax_sim.leaves`; None for no leaf.
         frozen: the leaves of f; they are sent to every client once, before the first round. Exclude
             them from ``local.change(trained=...)`` to save their gradients.
-        covers: the entries of u and f that each client has, :func:`fedjax_sim.exchange.widths` or
-            :func:`fedjax_sim.exchange.ranks`; None for all entries.
+        covers: the entries of u and f that each client has and trains,
+            :class:`fedjax_sim.exchange.widths`, ``depths`` or ``ranks``; None for all entries.
 
     Raises:
         ValueError: if nothing is split off; in the first round, if a leaf is both.

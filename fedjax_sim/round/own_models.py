@@ -54,7 +54,8 @@ def score_own(
         (pixels, constants), (key, visit, task) = fixed, task
         server, sent, number, shared, coin = common
         client_state, mine, node = kept
-        client = visit.view(pixels, data, number, coin, trains=False)
+        has = parts.exchange.coverage
+        client = visit.view(pixels, data, number, coin, trains=False, coverage=has)
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         if adapt:
             client_state, mine = _first_visit(parts, key, received, client, shared)

@@ -72,7 +72,7 @@ def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outl
 
     def seconds(client: Array, uploads: Array | int = 1) -> Array:
         size = traffic.sizes(parts, state.server, data)
-        part = traffic.share_of(parts, state, client, sent=True)
+        part = traffic.share_of(parts, state.server, client, state.round, sent=True)
         down = jnp.asarray(size.download * part + size.shared_state, jnp.float32)
         up = jnp.asarray(size.upload * part + size.message, jnp.float32)
         durations = timing.durations_of(parts, state, client, down, up, uploads)

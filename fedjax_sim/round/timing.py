@@ -60,7 +60,9 @@ def durations_of(
     def of(law: float | Law, which: Device) -> Array:
         return evaluate_law(law, stream(key, which), client, state.clock)
 
-    step = of(clock.compute, Device.COMPUTE) * traffic.share_of(parts, state, client)
+    step = of(clock.compute, Device.COMPUTE) * traffic.share_of(
+        parts, state.server, client, state.round
+    )
     if link is None:
         return Durations(jnp.zeros_like(step), step, jnp.zeros_like(step))
     # All clients that upload have an equal part of the link, from the first byte to the last.

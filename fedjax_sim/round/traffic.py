@@ -95,16 +95,17 @@ def with_relays(parts: Parts, metrics: Metrics, placed: Placed, due: Array) -> M
     return metrics._replace(uploads=metrics.uploads + up, downloads=metrics.downloads + down)
 
 
-def share_of(parts: Parts, state: FedState, clients: Array, *, sent: bool = False) -> Array | float:
+def share_of(
+    parts: Parts, server: Variables, clients: Array, round: Array, *, sent: bool = False
+) -> Array | float:
     """Returns the share of the model that each client ``int32[K]`` has, in bytes; 1 if all.
 
     ``sent`` counts only the leaves that travel.
     """
     if parts.exchange.coverage is None:
         return 1.0
-    server = state.server
     leaves = travels(parts, server) if sent else jax.tree.map(lambda _: True, server)
-    part = covered_bytes(parts, server, clients, state.round, leaves)
+    part = covered_bytes(parts, server, clients, round, leaves)
     return part.astype(jnp.float32) / tree.num_bytes(tree.only(leaves, server))
 
 
@@ -134,7 +135,7 @@ def by_row(
     parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: Transfers
 ) -> tuple[Array, Array]:
     """Returns the bytes up and down of each row, ``f32[P]``."""
-    part = share_of(parts, state, placed.slots.client, sent=True)
+    part = share_of(parts, state.server, placed.slots.client, state.round, sent=True)
     size = sizes(parts, state.server, data)
     pieces = size.fragments or (Fragment(size.upload, 0),)
     piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))

@@ -88,7 +88,9 @@ def _arrived(
     parts: Parts, data: ClientData, pixels: PyTree, common: _Common, own: _Own, task: _Task
 ) -> _Arrived:
     """Returns a row's model at its client before training."""
-    client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
+    client = task.visit.view(
+        pixels, data, common.round, common.coin, task.limit, coverage=parts.exchange.coverage
+    )
     send_key = stream(task.key, Client.BROADCAST)
     received, tag = parts.broadcast.send(send_key, common.broadcast, common.server, client)
     if parts.asynchronous:
@@ -248,7 +250,9 @@ def _in_steps(
         own: _Own,
         task: _Task,
     ) -> tuple[PyTree, ...]:
-        client = task.visit.view(pixels, data, common.round, common.coin, task.limit)
+        client = task.visit.view(
+            pixels, data, common.round, common.coin, task.limit, coverage=parts.exchange.coverage
+        )
         # Loops over the samples of clients that are not due are empty.
         client = dataclasses.replace(client, size=jnp.where(due, client.size, 0))
         return task.key, arrived.used, client, own.client_state, common.shared_state
@@ -323,7 +327,9 @@ def first_visit(
     """
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
-    client = tree.take(task, jnp.int32(0)).view(samples_of(data), data, state.round, key)
+    client = tree.take(task, jnp.int32(0)).view(
+        samples_of(data), data, state.round, key, coverage=parts.exchange.coverage
+    )
     received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
     client_state, told = parts.local.client_state(state.server), state.shared_state
     answer: PyTree = ()
