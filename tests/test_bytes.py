@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_compression import rice
-from test_sending import LR, MEANS, SIZES, START, N, clients_data, local_sgd
+from test_sending import LR, START, N, clients_data, local_sgd
 
 import fedjax_sim as fs
 from fedjax_sim import clock, compression
-from fedjax_sim.base import Fragment, Metrics, Sending, Sent, SlotBytes, Traffic, Variables
+from fedjax_sim.base import Metrics, Sending, Sent, SlotBytes, Traffic, Variables
 from fedjax_sim.round import traffic
 from fedjax_sim.run.ledger import sent_bytes
 
 KEY, COHORT, ROUNDS, SECONDS = jax.random.key(0), 4, 5, 0.25
+MEASURE = jax.jit(lambda level, x: compression.hard_threshold(level).measure(KEY, x))
 FIXED = [-math.expm1(math.log((math.sqrt(5) - 1) / 2) / 2**b) for b in range(31)]
 
 
@@ -45,26 +46,24 @@ def test_a_threshold_sends_what_is_large() -> None:
     x[:40] = 0
     levels = [0.0, 1e-4, 0.1, 0.5, float(np.abs(x[70])), 2.0, 9.0, 1e9]
 
-    @jax.jit
-    def coded(levels: Any) -> Any:
-        return jax.lax.map(lambda t: compression.hard_threshold(t).measure(KEY, x), levels)
-
-    given, sizes = coded(jnp.array(levels, jnp.float32))
-    for level, got, size in zip(levels, np.asarray(given), sizes.tolist(), strict=True):
+    sizes = []
+    for level in levels:
+        got, size = MEASURE(level, x)
         sent = np.abs(x) >= np.float32(level)
         np.testing.assert_array_equal(got, np.where(sent, x, 0))
-        assert size == sparse_bytes(sent)
+        assert int(size) == sparse_bytes(sent)
+        sizes.append(int(size))
     assert sizes[0] == 4 * 3000
     assert sizes[-1] == 4  # nothing, of which the count tells
 
 
 def test_a_threshold_takes_the_bytes_of_top_k_for_random_positions() -> None:
     """If positions are random, up to the count that only a threshold has to send."""
-    x = np.random.default_rng(1).normal(size=200_000).astype(np.float32)
+    x = np.random.default_rng(1).normal(size=100_000).astype(np.float32)
     for share in (0.3, 0.02):
         level = float(np.quantile(np.abs(x), 1 - share))
-        size = compression.hard_threshold(level).measure(KEY, jnp.asarray(x))[1]
-        assert int(size) == pytest.approx(compression.top_k(share).bytes(len(x)), rel=2e-3)
+        size = MEASURE(level, x)[1]
+        assert int(size) == pytest.approx(compression.top_k(share).bytes(len(x)), rel=4e-3)
 
 
 QUANTISERS: dict[str, compression.Compressor] = {
@@ -87,22 +86,19 @@ def test_an_entropy_code_counts_values(case: str) -> None:
 
 
 def test_codes_within_codes_count_the_inner_messages() -> None:
-    """By hand: four equal values are 64 bits and a table of 8 bytes, or the whole quantiser."""
+    """By hand: one value of 100 differs, the table has two; a seed takes 8 bytes."""
     inner = compression.entropy_coded(compression.uniform_quantisation(8))
+    masked, turned = compression.random_mask(1.0, inner), compression.rotated(inner)
     x = jnp.zeros(100).at[3].set(1.0)
+    found = jax.jit(lambda x: [code.measure(KEY, x) for code in (inner, masked, turned)])(x)
     bits = math.log2(100) + 99 * math.log2(100 / 99)
-    assert int(inner.measure(KEY, x)[1]) == math.ceil(bits / 8) + 16 < inner.bytes(100)
-    masked = compression.random_mask(1.0, inner)
+    assert int(found[0][1]) == int(found[1][1]) == math.ceil(bits / 8) + 16 < inner.bytes(100)
+    # A spike that is turned has two levels, up and down, in 128 entries.
+    assert int(found[2][1]) <= 8 + 128 / 8 + 16 < turned.bytes(100)
     assert masked.measured
-    assert int(masked.measure(KEY, x)[1]) == math.ceil(bits / 8) + 16
-    turned = compression.rotated(inner)
     assert turned.measured
-    given, size = turned.measure(KEY, x)
-    assert 8 < int(size) <= turned.bytes(100)
-    np.testing.assert_array_equal(given, turned.compress(KEY, x))
     for code in (compression.rotated(inner.code), compression.random_mask(0.5)):
         assert not code.measured
-        assert code.measure(KEY, x)[1] == code.bytes(100)
 
 
 def test_codes_that_are_rejected() -> None:
@@ -121,7 +117,7 @@ def test_codes_that_are_rejected() -> None:
 
 WIDTH = 40
 DATA = clients_data(WIDTH)
-WHOLE = 4 * WIDTH
+WHOLE, DEADLINE = 4 * WIDTH, 9.0
 
 
 class even_only(Sending):
@@ -190,11 +186,9 @@ def replayed(
             messages[k] = messages[k], sparse_bytes(sent) + 4  # and the state
         end = {}
         for k in cohort:
-            size = messages[k][1] if k in messages else 0
-            users = len(sends) if shared and k in messages else 1
-            end[k] = (WHOLE + 4) / down + SECONDS + size * max(users, 1) / up
-            if evens:
-                end[k] += 4 * (max(len(sends), 1) if shared else 1) / up - 0 * users
+            size = (messages[k][1] if k in messages else 0) + 4 * evens  # and the number
+            users = max(len(sends), 1) if shared else 1
+            end[k] = (WHOLE + 4) / down + SECONDS + size * users / up
         late = [k for k in cohort if end[k] > deadline]
         taken = [k for k in sends if k not in late]
         for k in taken:
@@ -260,8 +254,6 @@ def test_a_message_is_late_by_its_size() -> None:
     assert 0 in late
 
 
-DEADLINE = 9.0
-
 # ---- totals ----
 
 
@@ -280,7 +272,6 @@ def test_totals_are_exact_beyond_32_bits() -> None:
     assert sent_bytes(size, rows._replace(bytes=None), 2)[0].tolist() == [5 * 9 + 2 * 7 * 4]
     rows = rows._replace(bytes=SlotBytes(up, up))
     assert sent_bytes(size, rows, 2)[1].tolist() == [4 * most + 5]
-    assert Fragment(1, 2).upload == 1
 
 
 def test_a_message_beyond_32_bits_is_rejected() -> None:
@@ -306,4 +297,3 @@ def test_a_part_that_measures_must_report() -> None:
         jax.eval_shape(
             lambda: algorithm.step(KEY, algorithm.init(KEY, start, clients_data()), clients_data())
         )
-    assert len(SIZES) == len(MEANS) == N
