@@ -113,6 +113,16 @@ def test_codes_that_are_rejected() -> None:
         compression.compress_server(fs.server.replace(), code)
 
 
+def test_methods_take_the_codes() -> None:
+    def sending(name: str, **settings: Any) -> Any:
+        return fs.ALGORITHMS[name](local_sgd(), clients_per_round=COHORT, **settings).parts.sending
+
+    assert sending("fedavg_top_k", threshold=0.5) == composed(0.5).parts.sending
+    code = compression.entropy_coded(compression.stochastic_quantisation(7))
+    wanted = compression.compressed(code, feedback=False)
+    assert sending("fedavg_qsgd", levels=7, entropy_coded=True) == (wanted,)
+
+
 # ---- rounds ----
 
 WIDTH = 40
@@ -182,8 +192,8 @@ def replayed(
         for k in sends:
             wanted = -LR * (w - CENTRES[k]) + kept[k]
             sent = np.abs(wanted) >= level
-            messages[k], rest[k] = np.where(sent, wanted, 0), np.where(sent, 0, wanted)
-            messages[k] = messages[k], sparse_bytes(sent) + 4  # and the state
+            rest[k] = np.where(sent, 0, wanted)
+            messages[k] = np.where(sent, wanted, 0), sparse_bytes(sent) + 4  # and the state
         end = {}
         for k in cohort:
             size = (messages[k][1] if k in messages else 0) + 4 * evens  # and the number
@@ -225,7 +235,7 @@ def test_rounds_against_a_plain_loop() -> None:
     sizes = set[int]()
     for i, level in enumerate(levels):
         one = jax.tree.map(lambda a, i=i: a[i], (servers, kept, metrics))
-        wanted = check(one, np.float32(level), up=50.0, down=200.0)
+        wanted = check(one, float(np.float32(level)), up=50.0, down=200.0)
         sizes |= {size for of_round in wanted["bytes"] for size in of_round}
     assert (metrics.bytes.up[0] == WHOLE + 4).all()
     assert not kept[0].any()
@@ -249,7 +259,7 @@ def test_a_message_is_late_by_its_size() -> None:
     for i, level in enumerate(levels):
         one = jax.tree.map(lambda a, i=i: a[i], found)
         given = {"up": 50.0, "down": 200.0, "deadline": DEADLINE, "shared": True, "evens": True}
-        late += check(one, np.float32(level), **given)["late"]
+        late += check(one, float(np.float32(level)), **given)["late"]
     assert 0 < sum(late) < COHORT * ROUNDS
     assert 0 in late
 
@@ -259,15 +269,12 @@ def test_a_message_is_late_by_its_size() -> None:
 
 def test_totals_are_exact_beyond_32_bits() -> None:
     """Three slots of nearly 2 GiB and a number from each of seven clients, in two rounds."""
-    most, runs, rounds = 2**31 - 1, 1, 2
-    up = np.full((runs, rounds, 3), most, np.int32)
+    most, size = 2**31 - 1, Traffic(upload=9, download=2**31 - 1, message=4, shared_state=0)
+    up: Any = np.full((1, 2, 3), most, np.int32)
     up[0, 1] = [5, 0, most]
-    count = np.array([[3, 2]], np.int32)
-    none: Any = np.zeros((runs, rounds), np.int32)
-    seven: Any = np.full((runs, rounds), 7, np.int32)
-    rows = Metrics(none, none, none, none, count, seven, none, seven, none, none, none, {})
-    size = Traffic(upload=9, download=most, message=4, shared_state=0)
-    rows = rows._replace(bytes=SlotBytes(up, None))
+    count, none, seven = (np.array([a], np.int32) for a in ([3, 2], [0, 0], [7, 7]))
+    given: Any = (none, none, none, none, count, seven, none, seven, none, none, none, {})
+    rows = Metrics(*given)._replace(bytes=SlotBytes(up, None))
     assert sent_bytes(size, rows, 2).tolist() == [[4 * most + 5 + 2 * 7 * 4], [14 * most]]
     assert sent_bytes(size, rows._replace(bytes=None), 2)[0].tolist() == [5 * 9 + 2 * 7 * 4]
     rows = rows._replace(bytes=SlotBytes(up, up))
