@@ -15,6 +15,7 @@ from test_sending import LR, START, N, clients_data, local_sgd
 import fedjax_sim as fs
 from fedjax_sim import clock, compression
 from fedjax_sim.base import Metrics, Sending, Sent, SlotBytes, Traffic, Variables
+from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round import traffic
 from fedjax_sim.run.ledger import sent_bytes
 
@@ -93,8 +94,8 @@ def test_codes_within_codes_count_the_inner_messages() -> None:
     found = jax.jit(lambda x: [code.measure(KEY, x) for code in (inner, masked, turned)])(x)
     bits = math.log2(100) + 99 * math.log2(100 / 99)
     assert int(found[0][1]) == int(found[1][1]) == math.ceil(bits / 8) + 16 < inner.bytes(100)
-    # A spike that is turned has two levels, up and down, in 128 entries.
-    assert int(found[2][1]) <= 8 + 128 / 8 + 16 < turned.bytes(100)
+    # A spike that is turned has two levels, up and down, each in 64 of 128 entries.
+    assert int(found[2][1]) == 8 + 128 / 8 + 16 < turned.bytes(100)
     assert masked.measured
     assert turned.measured
     for code in (compression.rotated(inner.code), compression.random_mask(0.5)):
@@ -127,7 +128,18 @@ def test_methods_take_the_codes() -> None:
 
 WIDTH = 40
 DATA = clients_data(WIDTH)
-WHOLE, DEADLINE = 4 * WIDTH, 9.0
+WHOLE, DEADLINE, SLOW = 4 * WIDTH, 9.0, 4
+
+
+def step_seconds(key: Any, client: Any, now: Any) -> Any:
+    return jnp.where(client == SLOW, 20.0, SECONDS).astype(jnp.float32)
+
+
+def luck(t: int, k: int) -> tuple[float, float]:
+    """The two numbers by which a client is lost."""
+    own = jax.random.fold_in(stream(jax.random.fold_in(KEY, t), Round.LOST), k)
+    first, second = jax.random.uniform(own, (2,)).tolist()
+    return first, second
 
 
 class even_only(Sending):
@@ -182,13 +194,15 @@ def replayed(
     deadline: float = math.inf,
     shared: bool = False,
     evens: bool = False,
+    failures: float = 0.0,
 ) -> dict[str, list[Any]]:
     """One run: the server, the residuals, the bytes and the seconds of each round."""
     w, kept = np.zeros(WIDTH), np.zeros((N, WIDTH))
-    out: dict[str, list[Any]] = {n: [] for n in ("w", "kept", "bytes", "uploads", "late", "time")}
-    for cohort in cohorts:
-        sends = [k for k in cohort if not (evens and k % 2)]
-        messages, rest = {}, {}
+    out: dict[str, list[Any]] = {n: [] for n in ("w", "kept", "bytes", "lost", "late", "time")}
+    for t, cohort in enumerate(cohorts):
+        lost = {k: share for k in cohort if (share := luck(t, k))[0] < failures}
+        sends = [k for k in cohort if k in lost or not (evens and k % 2)]
+        messages, rest, begun = {}, {}, set()
         for k in sends:
             wanted = -LR * (w - CENTRES[k]) + kept[k]
             sent = np.abs(wanted) >= level
@@ -198,17 +212,22 @@ def replayed(
         for k in cohort:
             size = (messages[k][1] if k in messages else 0) + 4 * evens  # and the number
             users = max(len(sends), 1) if shared else 1
-            end[k] = (WHOLE + 4) / down + SECONDS + size * users / up
-        late = [k for k in cohort if end[k] > deadline]
-        taken = [k for k in sends if k not in late]
+            work = (WHOLE + 4) / down + (20.0 if evens and k == SLOW else SECONDS)
+            end[k] = work + size * users / up
+            if k in lost:
+                end[k] *= lost[k][1]
+            elif k in messages and work < deadline:
+                begun.add(k)
+        late = [k for k in cohort if end[k] > deadline and k not in lost]
+        taken = [k for k in begun if k not in late]
         for k in taken:
             kept[k] = rest[k]
         if taken:
             w = w + np.mean([messages[k][0] for k in taken], axis=0)
         out["w"].append(w)
         out["kept"].append(kept.copy())
-        out["bytes"].append([messages[k][1] if k in messages else 0 for k in cohort])
-        out["uploads"].append(len(sends))
+        out["bytes"].append([messages[k][1] if k in begun else 0 for k in cohort])
+        out["lost"].append(len(lost))
         out["late"].append(len(late))
         out["time"].append(min(max(end.values()), deadline))
     return out
@@ -221,7 +240,8 @@ def check(found: Any, level: float, **settings: Any) -> dict[str, list[Any]]:
     np.testing.assert_allclose(kept, wanted["kept"], rtol=1e-4, atol=1e-5)
     assert metrics.bytes.up.tolist() == wanted["bytes"]
     assert metrics.bytes.down is None
-    assert metrics.uploads.tolist() == wanted["uploads"]
+    assert metrics.uploads.tolist() == [np.count_nonzero(sizes) for sizes in wanted["bytes"]]
+    assert metrics.time.lost.tolist() == wanted["lost"]
     assert metrics.time.late.tolist() == wanted["late"]
     np.testing.assert_allclose(metrics.time.seconds, wanted["time"], rtol=1e-5)
     return wanted
@@ -250,18 +270,25 @@ def test_rounds_against_a_plain_loop() -> None:
 
 
 def test_a_message_is_late_by_its_size() -> None:
-    """Two devices; who withholds takes no time for a model, and none of the shared uplink."""
+    """Two devices; who withholds takes no time for a model, and none of the shared uplink.
+
+    A client that still computes at the deadline has not begun its upload; others are lost.
+    """
     levels = [0.3, 0.6]
     link = clock.bandwidth(50.0, 200.0, shared=True)
-    timed = clock.simulated(SECONDS, link, deadline=DEADLINE)
+    timed = clock.simulated(step_seconds, link, deadline=DEADLINE, failures=0.2)
     found = simulated(lambda level: composed(level, even_only(), clock=timed), levels, devices=2)
-    late = []
+    late: list[int] = []
+    lost: list[int] = []
     for i, level in enumerate(levels):
         one = jax.tree.map(lambda a, i=i: a[i], found)
         given = {"up": 50.0, "down": 200.0, "deadline": DEADLINE, "shared": True, "evens": True}
-        late += check(one, float(np.float32(level)), **given)["late"]
+        wanted = check(one, float(np.float32(level)), failures=0.2, **given)
+        late, lost = late + wanted["late"], lost + wanted["lost"]
     assert 0 < sum(late) < COHORT * ROUNDS
-    assert 0 in late
+    assert len(set(late)) > 2
+    assert (found[2].client == SLOW).any()
+    assert any(lost)
 
 
 # ---- totals ----

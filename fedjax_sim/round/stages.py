@@ -142,26 +142,27 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
     Visits count if they are in time, which is known before the updates are sent unless the uploads
     depend on them.
     """
-    state, transfers, outcome = plan.state, plan.transfers, None
+    state, transfers, due = plan.state, plan.transfers, plan.due
+    placed, trained, start = work.placed, work.trained, work.start
+    most = traffic.largest_upload(parts, state.server)
     if parts.timed_later:
-        arrived = timing.ready(parts, key, plan.limit, work.placed, transfers.visited)
+        ready = timing.ready(parts, key, plan.limit, placed, transfers.visited)
+        slots = placed.slots._replace(client=jnp.where(ready, placed.slots.client, data.clients))
+        given = sendings.send(parts, key, state, data, slots, trained, start, due, most)
+        # The visit of a client that is lost would have had an upload.
+        transfers = transfers._replace(uploads=transfers.uploads & (given.sent | ~ready))
+        lasts = timing.durations(parts, state, data, placed, transfers, given.bytes)
+        outcome = _outcome(parts, key, plan, work, lasts)
+        arrived = outcome.arrived
+        given = sendings.drop_late(state, data, slots, given, arrived)
+        placed, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
     else:
         outcome = _outcome(parts, key, plan, work, plan.durations)
         arrived = outcome.arrived
-    placed, trained = timing.drop_lost(parts, data, work.placed, work.trained, work.start, arrived)
-    most = traffic.largest_upload(parts, state.server)
-    given = sendings.send(
-        parts, key, state, data, placed.slots, trained, work.start, plan.due, most
-    )
-    if outcome is None:
-        transfers = transfers._replace(uploads=transfers.uploads & given.sent)
-        lasts = timing.durations(parts, state, data, work.placed, transfers, given.bytes)
-        outcome = _outcome(parts, key, plan, work, lasts)
-        arrived = outcome.arrived
-        given = sendings.drop_late(state, data, placed.slots, given, arrived)
-        placed, trained = timing.drop_lost(parts, data, placed, given.trained, work.start, arrived)
-        given = given._replace(trained=trained)
-    slots, trained, sent = placed.slots, given.trained, given.sent
+        placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
+        given = sendings.send(parts, key, state, data, placed.slots, trained, start, due, most)
+        trained = given.trained
+    slots, sent = placed.slots, given.sent
     skipped = sendings.skipped(parts, arrived, sent)
     trained, own = sendings.restore_skipped(parts, state, data, slots, skipped, trained, work.own)
     client_state, own, shared_state = training.client_states(
