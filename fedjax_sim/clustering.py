@@ -57,7 +57,7 @@ class _Clusters(Broadcast):
 
     several = True
     tags = "cluster"
-    answers = 1
+    numbers = 1
 
     def offered(self, state: Models) -> Array:
         return state.used

@@ -144,6 +144,9 @@ class one_entry(compression.Compressor):
     def compress(self, key: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.zeros_like(x).at[self.j].set(x[self.j])
 
+    def bytes(self, n: int) -> int:
+        return 8
+
 
 def test_a_rotation_is_undone_and_leaves_the_code_its_entries() -> None:
     """Of a code that keeps entry j, R^T e_j e_j^T R; R is orthogonal, drawn by the key."""

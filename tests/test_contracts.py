@@ -236,6 +236,8 @@ PARTS: dict[str, dict[str, Make]] = {
     "Compressor": {
         "ternary": lambda: fs.compression.ternary(0.2),
         "top_k": lambda: fs.compression.top_k(0.2),
+        "hard_threshold": lambda: fs.compression.hard_threshold(1.5),
+        "entropy_coded": lambda: fs.compression.entropy_coded(fs.compression.ternary(0.2)),
         "stochastic_quantisation": lambda: fs.compression.stochastic_quantisation(7),
         "random_mask": lambda: fs.compression.random_mask(0.2),
         "uniform_quantisation": lambda: fs.compression.uniform_quantisation(2),
@@ -252,6 +254,7 @@ PARTS: dict[str, dict[str, Make]] = {
     "Refresh": {"drift_correction": fs.flight.drift_correction},
     "Sending": {
         "compressed": lambda: fs.sending.compressed(fs.compression.top_k(0.2)),
+        "compressed, measured": lambda: fs.sending.compressed(fs.compression.hard_threshold(0.01)),
         "finite_only": fs.sending.finite_only,
         "low_rank": lambda: fs.sending.low_rank(2),
         "relevant_only": lambda: fs.sending.relevant_only(0.5),
@@ -772,7 +775,11 @@ def test_compressor(make: Make) -> None:
     same_form(got, x)
     chex.assert_tree_all_finite(jax.jit(part.compress)(KEY, jnp.zeros(50)))
     assert isinstance(part.bytes(50), int)
-    assert 0 < part.bytes(50) < 4 * 50
+    decoded, size = jax.jit(part.measure)(KEY, x)
+    assert_trees(decoded, got)
+    assert 0 < int(size) <= part.bytes(50) <= 4 * 50
+    assert int(size) < 4 * 50
+    assert part.measured or size == part.bytes(50)
 
 
 @cases("Sending")
@@ -788,6 +795,7 @@ def test_sending(make: Make, crowd: ClientData, start: Variables) -> None:
         same_form(sent.message, message)
         same_form(sent.kept, before)
         same_form(jnp.asarray(sent.present), True)
+        assert (sent.bytes is None) != part.measured
         chex.assert_tree_all_finite(sent.update)
         # Counters are not forged, nor are running statistics.
         assert sent.message[1] == 4
@@ -1206,6 +1214,10 @@ IFCA = fs.broadcast.ifca(2, risk())
 FEDDF = fs.server.distilled(net())
 FEDLESAM = update().change(memory=fs.terms.last_received())
 TWO_ROUNDS = {"flight": fs.flight.delayed(2)}
+ONE_BY_ONE = {
+    "flight": fs.flight.buffered(2),
+    "clock": fs.clock.simulated(1.0, fs.clock.bandwidth(9.0, 9.0)),
+}
 
 
 def delayed(**settings: Any) -> dict[str, Any]:
@@ -1433,6 +1445,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "FedLESAM in flight": (
         {"local": FEDLESAM, **TWO_ROUNDS}, "needs models that return in the round in which they le",
+    ),
+    "CMFL one by one": (
+        {"sending": [fs.sending.relevant_only(0.5)], **ONE_BY_ONE},
+        "relevant_only(0.5) needs a clock without a link if models return one by one, as its mess",
+    ),
+    "a threshold one by one": (
+        {
+            "sending": [fs.sending.compressed(fs.compression.hard_threshold(0.1))], **ONE_BY_ONE,
+        }, "hard_threshold(0.1)) needs a clock without a link if models return one by one, as its",
     ),
     "CMFL of clusters": (
         {"sending": [fs.sending.relevant_only(0.5)], "broadcast": IFCA},

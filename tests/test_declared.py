@@ -39,7 +39,8 @@ DECLARED = {
     "at least 0": """
         adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
         balanced.gamma calibration.tau ditto.lam empirical_risk.l2 extrapolated.eps
-        guided.penalty model_contrast.mu near_outputs.gamma near_prototypes.lam
+        guided.penalty hard_threshold.threshold model_contrast.mu near_outputs.gamma
+        near_prototypes.lam
         not_true_distillation.beta ozdayi.server_epochs proximal.mu q_fair.q
         sign_agreement.threshold stale.most suspicion.rho teacher_distillation.gamma""",
     "in [0, 1)": """

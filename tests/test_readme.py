@@ -64,7 +64,9 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    private, steps, adapters, narrower, drawn, shallow, hypergradients = python_blocks(METHODS)
+    codes, private, steps, adapters, narrower, drawn, shallow, hypergradients = python_blocks(
+        METHODS
+    )
     loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
     scope: dict[str, Any] = {}
     exec(example, scope)
@@ -76,6 +78,8 @@ def test_the_examples_train_and_show_their_parts(
     (shown,) = re.findall(r"```text\n(scaffold\(.*?)```", text_of("README.md"), re.DOTALL)
     assert printed.startswith(shown)
     assert "karimireddy2020scaffold" in printed
+    exec(codes, scope)
+    assert scope["short"].parts.measured
     exec(private, scope)
     assert 0 < scope["spent"] < 5
     exec(steps, scope)

@@ -108,6 +108,7 @@ def fedavg_top_k(
     clients_per_round: int,
     sparsity: float = 1 / 100,
     feedback: bool = True,
+    threshold: float | None = None,
 ) -> Algorithm:
     r"""FedAvg with top-k uploads: the largest entries of each update, with error feedback.
 
@@ -116,13 +117,18 @@ def fedavg_top_k(
 
     Args:
         feedback: add what was not sent to the client's next update instead of losing it.
+        threshold: λ: send all entries of at least this magnitude, however many, instead of a fixed
+          fraction: see :class:`fedjax_sim.compression.hard_threshold`.
 
     Returns:
-        The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding. Traffic per round: m models
-        down; m messages up, with 32 bits and a position for each entry sent.
+        The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding, and with ``threshold=0``.
+        Traffic per round: m models down; m messages up, with 32 bits and a position for each entry
+        sent.
 
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
-    <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates.
+    <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates; Sahu, Dutta,
+    Abdelmoniem, Banerjee, Canini, Kalnis, "Rethinking gradient sparsification as total error
+    minimization", NeurIPS 2021 <https://arxiv.org/abs/2108.00951>, for the threshold.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -132,10 +138,13 @@ def fedavg_top_k(
         >>> problem.accuracy(algorithm, rounds=3) > 0.7
         True
     """
+    code: compression.Compressor = compression.top_k(sparsity)
+    if threshold is not None:
+        code = compression.hard_threshold(threshold)
     return compose(
         local,
         clients_per_round,
-        sending=(compression.compressed(compression.top_k(sparsity), feedback=feedback),),
+        sending=(compression.compressed(code, feedback=feedback),),
     )
 
 
@@ -145,6 +154,7 @@ def fedavg_qsgd(
     *,
     clients_per_round: int,
     levels: int = 127,
+    entropy_coded: bool = False,
 ) -> Algorithm:
     r"""FedAvg with QSGD (FedPAQ): uploads are rounded stochastically to s levels, without bias.
 
@@ -153,10 +163,12 @@ def fedavg_qsgd(
 
     Args:
         levels: s: levels between 0 and an update's norm; 127 take 8 bits with the sign.
+        entropy_coded: count frequent levels with fewer bits, as an entropy code sends them: see
+          :class:`fedjax_sim.compression.entropy_coded`.
 
     Returns:
         The algorithm. Traffic per round: m models down; m messages up, with ⌈log2(2s + 1)⌉ bits per
-        entry.
+        entry, fewer if entropy-coded.
 
     Source: Reisizadeh, Mokhtari, Hassani, Jadbabaie, Pedarsani, "FedPAQ: a communication-efficient
     federated learning method with periodic averaging and quantization", AISTATS 2020
@@ -176,11 +188,14 @@ def fedavg_qsgd(
         >>> traffic.download, traffic.upload  # bytes of a model and of a message: 4 bits an entry
         (2600, 329)
     """
+    code = compression.stochastic_quantisation(levels)
     return compose(
         local,
         clients_per_round,
         sending=(
-            compression.compressed(compression.stochastic_quantisation(levels), feedback=False),
+            compression.compressed(
+                compression.entropy_coded(code) if entropy_coded else code, feedback=False
+            ),
         ),
     )
 

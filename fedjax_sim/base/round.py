@@ -126,7 +126,7 @@ class Traffic(NamedTuple):
     """Bytes of what travels.
 
     Attributes:
-        upload: of a model sent by a client.
+        upload: of a model sent by a client; the most, if a part of ``sending`` is ``measured``.
         download: of a model sent to a client.
         message: bytes of a client's message, in every round in which it trains: the change of
             SCAFFOLD's control variate, its answer before it trains, the numbers that a part
@@ -152,11 +152,11 @@ class SlotBytes(NamedTuple):
 
     Attributes:
         up: ``int32[S]``.
-        down: ``int32[S]``.
+        down: ``int32[S]``; None if all downloads are of one size.
     """
 
     up: Array
-    down: Array
+    down: Array | None
 
 
 class Metrics(NamedTuple):
@@ -179,7 +179,7 @@ class Metrics(NamedTuple):
         diagnostics: ``f32[]`` by name.
         time: the times of the clock; None without one.
         answers: ``int32[]``, clients that have answered before the draw; None if none is asked.
-        bytes: bytes of the models that clients sent and received; None if all models are whole.
+        bytes: bytes of the models that clients sent and received; None if all are of one size.
     """
 
     loss: Array

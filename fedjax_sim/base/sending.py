@@ -32,13 +32,15 @@ class Sent(NamedTuple):
         update: the change that the receiver adds to the model that the client received.
         message: the accompanying message, such as the change of a control variate; or ().
         kept: the client's new state.
-        present: ``bool[]``, whether anything is sent.
+        present: ``bool[]``, whether anything is sent; if not, it takes no bytes and no time.
+        bytes: ``int32[]``, the bytes of the update; None if ``Sending.bytes`` counts them.
     """
 
     update: Variables
     message: PyTree
     kept: PyTree
     present: Array | bool = True
+    bytes: Array | None = None
 
 
 class Sending(Part):
@@ -82,13 +84,27 @@ class Sending(Part):
 
     @property
     def numbers(self) -> int:
-        """How many numbers of 4 bytes each client that trained sends for ``choose``."""
+        """The count of 4-byte numbers that each client that trained sends for ``choose``."""
         return 0
 
     @property
     def bytes(self) -> Callable[[Variables], int] | None:
-        """Counts the bytes of an update for a receiver that knows w_recv; None: unchanged."""
+        """Counts the bytes of an update for a receiver that knows w_recv; None: unchanged.
+
+        If the part is ``measured`` these are the most.
+        """
         return None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the bytes depend on the update: then ``Sent.bytes`` has them.
+
+        They are summed on the device and known only after training. Until then the clock and
+        :meth:`fedjax_sim.Algorithm.traffic` assume the most, and so does the collection of models
+        that are in flight at the end of a run. Models that go from client to client and fragments
+        count whole, whatever the code.
+        """
+        return False
 
     withholds = False
     """Whether a client may send nothing."""

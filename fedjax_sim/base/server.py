@@ -131,8 +131,8 @@ class Broadcast(Part):
         return None
 
     @property
-    def answers(self) -> int:
-        """How many numbers of 4 bytes a client sends back about the offered models."""
+    def numbers(self) -> int:
+        """The count of 4-byte numbers that a client sends back about the offered models."""
         return 0
 
     by_client = False

@@ -147,7 +147,7 @@ class by_norm(Sending):
 
     for the cohort U with the weights a_k. Clients send independently. The aggregate is an unbiased
     estimate of the cohort's, and no other probabilities with the sum m have a smaller variance.
-    The norm is taken over the trainable parameters. A clock counts an upload of all clients.
+    The norm is taken over the trainable parameters. A client that does not send uploads its number.
 
     Args:
         expected: m, the expected number of clients that send; at least the cohort's size lets all

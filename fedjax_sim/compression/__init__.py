@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fedjax_sim.compression._codes import (
     Compressor,
+    entropy_coded,
+    hard_threshold,
     position_bits,
     stochastic_quantisation,
     ternary,
@@ -14,6 +16,8 @@ from fedjax_sim.compression._sketches import low_rank, random_mask, rotated, uni
 
 __all__ = [
     "Compressor",
+    "entropy_coded",
+    "hard_threshold",
     "random_mask",
     "rotated",
     "stochastic_quantisation",

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Count, Fraction, Part
+from fedjax_sim.base import Array, Count, Fraction, NonNegative, Part
 
 
 class Compressor(Part):
@@ -18,8 +18,17 @@ class Compressor(Part):
         raise NotImplementedError
 
     def bytes(self, n: int, /) -> int:
-        """Returns the size of a message of n entries."""
+        """Returns the size of a message of n entries; if the code is ``measured``, the most."""
         raise NotImplementedError
+
+    @property
+    def measured(self) -> bool:
+        """Whether the size of a message depends on its entries, see ``measure``."""
+        return False
+
+    def measure(self, key: Array, x: Array, /) -> tuple[Array, Array | int]:
+        """Returns what ``compress`` does, and the bytes of the message, ``int32[]``."""
+        return self.compress(key, x), self.bytes(x.size)
 
 
 class _Sparse(Compressor):
@@ -95,6 +104,111 @@ class top_k(_Sparse):
         return jnp.where(_largest(x, self.count(x.size)), x, 0)
 
 
+class hard_threshold(Compressor):
+    r"""The entries of at least a given magnitude, unchanged (hard-threshold sparsifier).
+
+    .. math:: C(x)_i = x_i \text{ if } |x_i| \ge \lambda \text{ else } 0
+
+    How many entries k are sent depends on the update. A message is k in 32 bits, the Golomb code of
+    the gaps between the positions, whose parameter is the best one for k of n random positions, and
+    k values of 32 bits; it is all n values if that is less. With error feedback the threshold stays
+    the same while updates shrink, so that the total error is smaller than that of :func:`top_k` for
+    as many bytes.
+
+    Args:
+        threshold: λ, in units of the update; 0 sends all entries.
+
+    Raises:
+        ValueError: if threshold is negative.
+
+    Source: Sahu et al. 2021 <https://arxiv.org/abs/2108.00951>, section 4.
+
+    >>> code, x = hard_threshold(1.0), jnp.array([0.5, -4.0, 0.5, 0.1, 0.9, 0.2, 1.0, 0.3])
+    >>> kept, size = code.measure(jax.random.key(0), x)
+    >>> kept.tolist(), int(size)  # the gaps 1 and 4 take 3 bits each
+    ([0.0, -4.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0], 13)
+    """
+
+    threshold: NonNegative
+
+    measured = True
+
+    def compress(self, key: Array, x: Array) -> Array:
+        return jnp.where(jnp.abs(x) >= self.threshold, x, 0)
+
+    def bytes(self, n: int) -> int:
+        return 4 * n
+
+    def measure(self, key: Array, x: Array) -> tuple[Array, Array]:
+        sent, place = jnp.abs(x) >= self.threshold, jnp.arange(x.size, dtype=jnp.int32)
+        count = jnp.sum(sent, dtype=jnp.int32)
+        last = jax.lax.cummax(jnp.where(sent, place, -1))
+        before = jnp.concatenate([jnp.full(1, -1, jnp.int32), last[:-1]])
+        most = jnp.array([int(x.size * share) for share in _SHARES], jnp.int32)
+        fixed = jnp.sum(count <= most, dtype=jnp.int32)
+        unary = jnp.sum(jnp.where(sent, (place - before - 1) >> fixed, 0), dtype=jnp.int32)
+        bits = count * (1 + fixed) + unary
+        rest = self.bytes(x.size) - 4 * count  # compared with this, no sum exceeds the integers
+        return self.compress(key, x), 4 * count + jnp.minimum(4 + (bits + 7) // 8, rest)
+
+
+class entropy_coded(Compressor):
+    r"""A quantiser whose levels are entropy-coded, as by an arithmetic or a Huffman code.
+
+    .. math:: \text{bytes} = \Bigl\lceil \tfrac18 \sum_{v} c_v \log_2 \frac{n}{c_v} \Bigr\rceil
+              + 8\, |\{v : c_v > 0\}|
+
+    with :math:`c_v` the number of entries that the receiver decodes as the value v. The sum is
+    Shannon's bound for codes of single entries, which an arithmetic code reaches up to a few bits
+    and a Huffman code up to one bit for each entry; the second term is the table of values and
+    counts, in 32 bits each. A message that the quantiser itself codes in fewer bytes is sent as it
+    is. The values of a rotated or masked update differ in all entries: use
+    ``rotated(entropy_coded(code))``.
+
+    Args:
+        code: the quantiser, such as :func:`stochastic_quantisation`.
+
+    Raises:
+        ValueError: if the code is one whose size depends on the data itself.
+
+    Source: Malekijoo et al. 2021 <https://arxiv.org/abs/2102.01593>, FedZip, which entropy-codes
+    quantised updates by Huffman's code; Shannon 1948
+    <https://doi.org/10.1002/j.1538-7305.1948.tb01338.x>, for the bound.
+
+    >>> code, x = entropy_coded(ternary(1 / 16)), jnp.arange(1024.0)
+    >>> int(code.measure(jax.random.key(0), x)[1]), code.code.bytes(1024), 4 * 1024
+    (60, 55, 4096)
+    """
+
+    code: Compressor
+
+    measured = True
+
+    def __post_init__(self) -> None:
+        if self.code.measured:
+            raise ValueError(f"code must have messages of one size, got {self.code}")
+
+    def compress(self, key: Array, x: Array) -> Array:
+        return self.code.compress(key, x)
+
+    def bytes(self, n: int) -> int:
+        return self.code.bytes(n)
+
+    def measure(self, key: Array, x: Array) -> tuple[Array, Array]:
+        given, most = self.compress(key, x), self.bytes(x.size)
+        values = jnp.sort(given)
+        new = jnp.concatenate([jnp.ones(1, bool), values[1:] != values[:-1]])
+        place = jnp.arange(x.size, dtype=jnp.int32)
+        count = place + 1 - jax.lax.cummax(jnp.where(new, place, 0))  # of equal values so far
+        last = jnp.concatenate([new[1:], jnp.ones(1, bool)])
+        times = count.astype(jnp.float32)
+        bits = jnp.sum(jnp.where(last, times * jnp.log2(x.size / times), 0))
+        table = 8 * jnp.minimum(jnp.sum(new, dtype=jnp.int32), most // 8)
+        # A logarithm that is not exact must not add a byte.
+        coded = jnp.minimum(jnp.ceil(bits / 8 - 1e-3), most).astype(jnp.int32)
+        return given, table + jnp.minimum(coded, most - table)
+
+
 class stochastic_quantisation(Compressor):
     r"""Unbiased stochastic rounding of every entry to one of s levels of the norm (QSGD).
 
@@ -104,7 +218,7 @@ class stochastic_quantisation(Compressor):
 
     A message is the norm in 32 bits and a code of fixed length for each entry,
     :math:`\lceil \log_2(2s+1) \rceil` bits; the paper's Elias code is shorter if most entries are
-    0, by an amount that depends on the data. Its error can exceed the entry itself: use it without
+    0, as is :func:`entropy_coded`. Its error can exceed the entry itself: use it without
     feedback.
 
     Args:
@@ -153,10 +267,12 @@ def position_bits(share: float) -> float:
     """
     if share == 1:
         return 0.0
-    inverse_golden = (math.sqrt(5) - 1) / 2
-    runs = math.log(inverse_golden) / math.log1p(-share)
-    fixed = max(0, 1 + math.floor(math.log2(runs)))
+    fixed = sum(share <= most for most in _SHARES)
     return float(fixed + 1 / (1 - (1 - share) ** 2**fixed))
+
+
+_SHARES = [-math.expm1(math.log((math.sqrt(5) - 1) / 2) / 2**bits) for bits in range(31)]
+"""The largest shares of positions for which the best Golomb code has more fixed bits."""
 
 
 def _largest(x: Array, count: int) -> Array:

@@ -59,11 +59,17 @@ class compressed(Sending):
     def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array
     ) -> Sent:
-        params, residual = _coded(self.compressor, key, update.params, kept)
-        return Sent(update._replace(params=params), message, residual)
+        params, residual, size = _coded(self.compressor, key, update.params, kept)
+        counted = size + tree.num_bytes(update.state)
+        sent = jnp.asarray(counted, jnp.int32) if self.measured else None
+        return Sent(update._replace(params=params), message, residual, bytes=sent)
 
     def bytes(self, variables: Variables) -> int:
         return _message_bytes(self.compressor, variables, 1)
+
+    @property
+    def measured(self) -> bool:
+        return self.compressor.measured
 
 
 class compress_server(Server):
@@ -81,8 +87,11 @@ class compress_server(Server):
 
     Args:
         server: the wrapped server.
-        compressor: the code C.
+        compressor: the code C, whose messages are of one size.
         feedback: whether to keep the residual r.
+
+    Raises:
+        ValueError: if the size of a message depends on the step.
 
     Source: Sattler et al. 2019 <https://arxiv.org/abs/1903.02891>, Algorithm 2 (server), and its
     update caching for clients with partial participation, which sends a sum of τ messages, of at
@@ -100,6 +109,13 @@ class compress_server(Server):
     compressor: Compressor
     _: dataclasses.KW_ONLY
     feedback: bool = True
+
+    def __post_init__(self) -> None:
+        if self.compressor.measured:
+            raise ValueError(
+                f"compressor must have messages of one size at a server, got {self.compressor}: "
+                "use it for uploads, sending=(compressed(...),), or a code such as top_k"
+            )
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -125,7 +141,7 @@ class compress_server(Server):
     ) -> tuple[Variables, PyTree]:
         inner, residual = state
         step, inner = self.server.update(key, step, server, inner, gathered)
-        params, residual = _coded(self.compressor, key, step.params, residual)
+        params, residual, _ = _coded(self.compressor, key, step.params, residual)
         return step._replace(params=params), (inner, residual)
 
     def download_bytes(self, variables: Variables, updates: int) -> int:
@@ -135,14 +151,14 @@ class compress_server(Server):
 
 def _coded(
     compressor: Compressor, key: Array, step: PyTree, residual: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Returns the decoded ``step`` and the new residual."""
+) -> tuple[PyTree, PyTree, Array | int]:
+    """Returns the decoded ``step``, the new residual and the bytes of the message."""
     flat, unravel = ravel_pytree(step)
     wide = flat.astype(jnp.float32)
     feedback = residual is not None
     wide = wide + residual if feedback else wide
-    arrived = compressor.compress(stream(key, Client.COMPRESSION), wide)
-    return unravel(arrived.astype(flat.dtype)), wide - arrived if feedback else None
+    arrived, size = compressor.measure(stream(key, Client.COMPRESSION), wide)
+    return unravel(arrived.astype(flat.dtype)), wide - arrived if feedback else None, size
 
 
 def _zero_residual(variables: Variables) -> Array:

@@ -53,20 +53,32 @@ class random_mask(Compressor):
         """Returns k, the number of entries that are sent."""
         return max(1, round(self.share * n))
 
+    @property
+    def measured(self) -> bool:
+        return self.then is not None and self.then.measured
+
     def compress(self, key: Array, x: Array) -> Array:
+        return self.measure(key, x)[0]
+
+    def measure(self, key: Array, x: Array) -> tuple[Array, Array | int]:
         count = self.count(x.size)
         mask_key, value_key = jax.random.split(key)
         chosen = jnp.arange(x.size, dtype=jnp.int32)
         if count < x.size:
             chosen = permutation(mask_key, x.size)[:count]
         values = x[chosen]
-        values = values if self.then is None else self.then.compress(value_key, values)
-        return jnp.zeros_like(x).at[chosen].set(x.size / count * values if self.scaled else values)
+        size: Array | int = 4 * count
+        if self.then is not None:
+            values, size = self.then.measure(value_key, values)
+        values = x.size / count * values if self.scaled else values
+        return jnp.zeros_like(x).at[chosen].set(values), self._seed(x.size) + size
 
     def bytes(self, n: int) -> int:
         count = self.count(n)
-        seed = SEED if count < n else 0
-        return seed + (4 * count if self.then is None else self.then.bytes(count))
+        return self._seed(n) + (4 * count if self.then is None else self.then.bytes(count))
+
+    def _seed(self, n: int) -> int:
+        return SEED if self.count(n) < n else 0
 
 
 class uniform_quantisation(Compressor):
@@ -130,12 +142,20 @@ class rotated(Compressor):
 
     code: Compressor
 
+    @property
+    def measured(self) -> bool:
+        return self.code.measured
+
     def compress(self, key: Array, x: Array) -> Array:
+        return self.measure(key, x)[0]
+
+    def measure(self, key: Array, x: Array) -> tuple[Array, Array | int]:
         sign_key, code_key = jax.random.split(key)
         size = _padded_size(x.size)
         sign = signs(sign_key, (size,), x.dtype)
         given = _hadamard(sign * jnp.pad(x, (0, size - x.size)))
-        return (sign * _hadamard(self.code.compress(code_key, given)))[: x.size]
+        coded, sent = self.code.measure(code_key, given)
+        return (sign * _hadamard(coded))[: x.size], SEED + sent
 
     def bytes(self, n: int) -> int:
         return SEED + self.code.bytes(_padded_size(n))

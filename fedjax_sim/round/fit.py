@@ -48,7 +48,12 @@ SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregati
 MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
 """Return types of factories that were passed without a call."""
 FUNCTIONS = ("weighting", "aggregator")
-
+BYTES_KNOWN = Need(
+    "clock",
+    "a clock without a link if models return one by one, as its messages are known too late",
+    lambda parts: not parts.asynchronous or parts.clock.link is None,
+    "flight=every_round(), or a clock without a link",
+)
 
 _COUNTS = ranges.limits([("clients_per_round", int, {})])
 
@@ -166,6 +171,8 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     for part in parts.sending:
         if part.withholds:  # models in flight, or control variates of others, would be lost
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
+        if part.measured or (part.withholds and not part.screens):
+            yield "sending", part, BYTES_KNOWN
         if part.choose is not None:
             yield from (("sending", part, need) for need in DIVIDED)
         if not (part.messages and shared):

@@ -171,6 +171,23 @@ class Parts:
         return self.clock is not None and self.clock.loses and not self.asynchronous
 
     @property
+    def whole_uploads(self) -> bool:
+        """Whether the receivers of uploads do not know what the sender received."""
+        return self.flight.serverless or (self.selection.sticky and self.models_travel)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the bytes of uploads depend on the updates."""
+        whole = self.whole_uploads or bool(self.exchange.fragments)
+        return not whole and any(part.measured for part in self.sending)
+
+    @property
+    def timed_later(self) -> bool:
+        """Whether the clock knows the uploads of a round only after they are sent."""
+        varies = self.measured or any(part.withholds for part in self.sending)
+        return varies and self.clock is not None and not self.asynchronous
+
+    @property
     def models_travel(self) -> bool:
         """Whether models move from client to client."""
         stays = self.selection.sticky and self.flight.redistribution is None

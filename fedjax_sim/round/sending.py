@@ -25,6 +25,35 @@ from fedjax_sim.round.exchanging import travelling
 from fedjax_sim.round.parts import Parts
 
 
+class Delivered(NamedTuple):
+    """The messages of a round.
+
+    Attributes:
+        trained: ``[P]``, the results as they are sent; a model that is not sent stays as trained.
+        kept: ``[N, *]`` for each part, the clients' states.
+        sent: ``bool[P]``, the rows that sent a model.
+        chance: ``f32[P]``, the probability with which each row was to send; None if all were.
+        bytes: ``int32[P]``, the bytes of each update; None if these are known beforehand.
+    """
+
+    trained: Trained
+    kept: PyTree
+    sent: Array
+    chance: Array | None
+    bytes: Array | None
+
+
+class _Applied(NamedTuple):
+    """What the sending parts make of updates and messages; see :class:`Delivered`."""
+
+    update: Variables
+    message: PyTree
+    kept: PyTree
+    sent: Array
+    chance: Array | None
+    bytes: Array | None
+
+
 class _Task(NamedTuple):
     """Values that a row needs in addition to its update."""
 
@@ -43,34 +72,46 @@ def send(
     trained: Trained,
     start: PyTree,
     due: Array,
-) -> tuple[Trained, PyTree, Array, Array | None]:
+    most: int | None,
+) -> Delivered:
     """Applies the sending parts to the updates of a round.
 
     ``start [P, *p]`` are the models that the clients received, if models travel, else (); the
-    server collects the rows ``due bool[P]``.
-
-    Returns:
-        The results as they are sent (a model that is not sent stays as it was trained); the state
-        of each part, ``[N, *]``; ``bool[P]``, the rows that sent a model; ``f32[P]``, the
-        probability with which each row was to send, None if all were.
+    server collects the rows ``due bool[P]``. An update takes at most ``most`` bytes; None: they are
+    not counted.
     """
     visited = slots.client < data.clients
     sends = visited & (due | parts.models_travel)
     if not parts.sending:
-        return trained, state.sending, sends, None
+        return Delivered(trained, state.sending, sends, None, None)
     known = start if parts.models_travel else measured_from(parts, state, slots)
     if not parts.in_flight:
-        given, message, kept, sent, chance = _apply_sending(
+        models, message, *rest = _apply_sending(
             parts, key, state, data, slots.client, sends, visited, known, trained.variables,
-            trained.message,
+            trained.message, most,
         )  # fmt: skip
-        return trained._replace(variables=given, message=message), kept, sent, chance
+        return Delivered(trained._replace(variables=models, message=message), *rest)
     update = tree.subtract(trained.variables, known)
-    update, message, kept, sent, _ = _apply_sending(
-        parts, key, state, data, slots.client, sends, visited, known, update, trained.message
-    )
+    update, message, kept, sent, _, sizes = _apply_sending(
+        parts, key, state, data, slots.client, sends, visited, known, update, trained.message,
+        most,
+    )  # fmt: skip
     models = tree.select_rows(sent, tree.add(known, update), trained.variables)
-    return trained._replace(variables=models, message=message), kept, sent, None
+    trained = trained._replace(variables=models, message=message)
+    return Delivered(trained, kept, sent, None, sizes)
+
+
+def drop_late(
+    state: FedState, data: ClientData, slots: Slots, given: Delivered, arrived: Array
+) -> Delivered:
+    """Takes back the messages of rows that have not ``arrived bool[P]``; keeps their bytes."""
+    late = state_rows(data, jnp.where(arrived, data.clients, slots.client))
+
+    def restored(before: Array, after: Array) -> Array:
+        return after.at[late].set(before.at[late].get(mode="clip"), mode="drop")
+
+    kept = jax.tree.map(restored, state.sending, given.kept)
+    return given._replace(kept=kept, sent=given.sent & arrived)
 
 
 def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
@@ -118,10 +159,8 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent, _ = _apply_sending(
-        parts, key, state, data, padded.client, sends, sends, known, update, ()
-    )
-    models = tree.select_rows(sent, tree.add(known, update), padded.variables)
+    given = _apply_sending(parts, key, state, data, padded.client, sends, sends, known, update, ())
+    models = tree.select_rows(given.sent, tree.add(known, given.update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
 
@@ -136,13 +175,15 @@ def _apply_sending(
     known: Variables,
     update: Variables,
     message: PyTree,
-) -> tuple[Variables, PyTree, PyTree, Array, Array | None]:
+    most: int | None = None,
+) -> _Applied:
     """Applies all parts to updates and messages ``[P]``, relative to models ``known [P or 1]``.
 
     Updates of rows that do not send are unchanged, and so are messages of rows that did not train.
     """
     kept, sent, whole, row = [], sends, update, state_rows(data, client)
     update, chance = travelling(parts, update), None
+    sizes = None if most is None else jnp.full(len(client), most, jnp.int32)
     for i, (part, own) in enumerate(zip(parts.sending, state.sending, strict=True)):
         part_key = stream(key, Round.SENDING, i)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(part_key, client)
@@ -156,9 +197,17 @@ def _apply_sending(
         def one(_: PyTree, __: PyTree, own: PyTree, task: _Task, part: Any = part) -> PyTree:
             update, message, own = own
             given = part.send(task.key, own, update, message, task.client)
+            if (given.bytes is not None) != part.measured:
+                raise ValueError(
+                    f"sending {part} must set Sent.bytes if it is measured, and only then, got "
+                    f"measured={part.measured} and bytes={given.bytes}"
+                )
+            size: PyTree = ()
+            if given.bytes is not None:
+                size = jnp.asarray(given.bytes, jnp.int32)
             update, own = tree.select(task.sends, (given.update, given.kept), (update, own))
             message = tree.select(task.trains, given.message, message)
-            return update, message, own, task.sends & given.present
+            return update, message, own, (task.sends & given.present, size)
 
         mine = tree.take(own, row)
         if part.hear is not None:
@@ -166,12 +215,16 @@ def _apply_sending(
         rows = (update, message, mine)
         # A client that withholds its update has nothing to encode; its residual stays.
         tasks = parts.execution.replicate(_Task(keys, client, sent, trains))
-        update, message, rows, present = parts.execution.run(one, (), (), rows, tasks)
+        update, message, rows, told = parts.execution.run(one, (), (), rows, tasks)
+        present, size = parts.execution.replicate(told)
         kept.append(jax.tree.map(lambda a, new: a.at[row].set(new, mode="drop"), own, rows))
-        sent = sent & parts.execution.replicate(present)
+        sent = sent & present
+        if part.measured and sizes is not None:
+            sizes = jnp.minimum(sizes, size)
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
-    return Variables(*tree.filled(update, whole)), message, tuple(kept), sent, chance
+    models = Variables(*tree.filled(update, whole))
+    return _Applied(models, message, tuple(kept), sent, chance, sizes)
 
 
 def _weights_of(

@@ -90,7 +90,6 @@ class Work(NamedTuple):
         placed: the rows, with what the broadcast sent.
         start: ``[P, *p]``, the models before training, if they are needed; else ().
         executed: ``int32[]``, the steps that the devices ran or waited.
-        outcome: which visits count, and the seconds of the round.
     """
 
     trained: Trained
@@ -98,25 +97,20 @@ class Work(NamedTuple):
     placed: placement.Placed
     start: PyTree
     executed: Array
-    outcome: timing.Outcome
 
 
 def train(parts: Parts, key: Array, data: ClientData, plan: Plan) -> Work:
-    """Trains the model of every row on its client, and finds out which visits are in time."""
-    trained, own, placed, start, executed = training.train(
-        parts, key, plan.state, data, plan.placed, plan.due, plan.limit
-    )
-    asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
-    visited, steps = plan.transfers.visited, trained.info.steps
-    outcome = timing.outcome(parts, key, plan.durations, plan.limit, steps, placed, visited, asleep)
-    outcome = polling.with_waiting(outcome, plan.asked, plan.back)
-    return Work(trained, own, placed, start, executed, outcome)
+    """Trains the model of every row on its client."""
+    return Work(*training.train(parts, key, plan.state, data, plan.placed, plan.due, plan.limit))
 
 
 class Delivery(NamedTuple):
     """What has left the clients, and what they keep.
 
     Attributes:
+        outcome: which visits count, and the seconds of the round.
+        transfers: the transfers of each row, without uploads that are withheld.
+        bytes: ``int32[P]``, the bytes of each row's update; None if these are known beforehand.
         placed: the rows after training.
         trained: ``[P]``, as it was sent.
         sent: ``bool[P]``, the rows that sent an update.
@@ -128,6 +122,9 @@ class Delivery(NamedTuple):
         shared_state: the shared state, reduced from the clients' messages.
     """
 
+    outcome: timing.Outcome
+    transfers: Transfers
+    bytes: Array | None
     placed: placement.Placed
     trained: Trained
     sent: Array
@@ -140,13 +137,32 @@ class Delivery(NamedTuple):
 
 
 def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) -> Delivery:
-    """Sends the updates through all sending parts, and stores what the clients keep."""
-    state, arrived = plan.state, work.outcome.arrived
-    placed, trained = timing.drop_lost(parts, data, work.placed, work.trained, work.start, arrived)
-    slots = placed.slots
-    trained, sending, sent, chance = sendings.send(
-        parts, key, state, data, slots, trained, work.start, plan.due
-    )
+    """Sends the updates through all sending parts, and stores what the clients keep.
+
+    Visits count if they are in time, which is known before the updates are sent unless the uploads
+    depend on them.
+    """
+    state, transfers, due = plan.state, plan.transfers, plan.due
+    placed, trained, start = work.placed, work.trained, work.start
+    most = traffic.largest_upload(parts, state.server)
+    if parts.timed_later:
+        ready = timing.ready(parts, key, plan.limit, placed, transfers.visited)
+        slots = placed.slots._replace(client=jnp.where(ready, placed.slots.client, data.clients))
+        given = sendings.send(parts, key, state, data, slots, trained, start, due, most)
+        # The visit of a client that is lost would have had an upload.
+        transfers = transfers._replace(uploads=transfers.uploads & (given.sent | ~ready))
+        lasts = timing.durations(parts, state, data, placed, transfers, given.bytes)
+        outcome = _outcome(parts, key, plan, work, lasts)
+        arrived = outcome.arrived
+        given = sendings.drop_late(state, data, slots, given, arrived)
+        placed, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
+    else:
+        outcome = _outcome(parts, key, plan, work, plan.durations)
+        arrived = outcome.arrived
+        placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
+        given = sendings.send(parts, key, state, data, placed.slots, trained, start, due, most)
+        trained = given.trained
+    slots, sent = placed.slots, given.sent
     skipped = sendings.skipped(parts, arrived, sent)
     trained, own = sendings.restore_skipped(parts, state, data, slots, skipped, trained, work.own)
     client_state, own, shared_state = training.client_states(
@@ -154,8 +170,19 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
     )
     placed = training.after_training(parts, placed, trained, arrived)
     return Delivery(
-        placed, trained, sent, chance, skipped, sending, client_state, own, shared_state
-    )
+        outcome, transfers, given.bytes, placed, trained, sent, given.chance, skipped, given.kept,
+        client_state, own, shared_state,
+    )  # fmt: skip
+
+
+def _outcome(
+    parts: Parts, key: Array, plan: Plan, work: Work, durations: timing.Durations | None
+) -> timing.Outcome:
+    """Returns which visits are in time, given what each of them takes."""
+    asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
+    visited, steps = plan.transfers.visited, work.trained.info.steps
+    outcome = timing.outcome(parts, key, durations, plan.limit, steps, work.placed, visited, asleep)
+    return polling.with_waiting(outcome, plan.asked, plan.back)
 
 
 class Collection(NamedTuple):
@@ -183,7 +210,7 @@ def collect(
     if parts.in_flight:
         # A model in flight is due even if no client trained it now, unless its client is absent.
         absent = parts.loses and parts.selection.sticky
-        due = plan.due & work.outcome.arrived if absent else plan.due
+        due = plan.due & delivery.outcome.arrived if absent else plan.due
     else:
         due = plan.due & delivery.sent
         updates = delivery.trained.variables
@@ -204,7 +231,7 @@ def report(
 ) -> tuple[FedState, Metrics]:
     """Returns the state after the round, and its metrics."""
     before, new, cohort = plan.state, collection.state, collection.cohort
-    draw, outcome, updates = plan.draw, work.outcome, collection.updates
+    draw, outcome, updates = plan.draw, delivery.outcome, collection.updates
     numbers, diagnostics = measuring.measure(
         parts, key, before, new, delivery.placed.slots, updates, cohort
     )
@@ -233,7 +260,7 @@ def report(
     metrics = metrics_of(plan, work, delivery, info, numbers)
     metrics = traffic.with_relays(parts, metrics, plan.placed, plan.due)
     uploaded = delivery.sent | outcome.dropped
-    sent = traffic.by_slot(parts, before, plan.placed, uploaded, plan.transfers)
+    sent = traffic.by_slot(parts, before, plan.placed, uploaded, delivery.transfers, delivery.bytes)
     return state, metrics._replace(bytes=sent)
 
 
@@ -241,8 +268,8 @@ def metrics_of(
     plan: Plan, work: Work, delivery: Delivery, info: LocalInfo, numbers: dict[str, Array]
 ) -> Metrics:
     """Returns the metrics of a round, given the diagnostics' ``numbers``."""
-    draw, transfers, trained = plan.draw, plan.transfers, work.trained.info
-    uploaded = delivery.sent | work.outcome.dropped
+    draw, transfers, trained = plan.draw, delivery.transfers, work.trained.info
+    uploaded = delivery.sent | delivery.outcome.dropped
     metrics = Metrics(
         loss=measuring.loss(info, delivery.skipped),
         samples=jnp.sum(trained.samples, dtype=jnp.int32),
@@ -257,6 +284,6 @@ def metrics_of(
         client=draw.client,
         source=draw.source,
         diagnostics=numbers,
-        time=work.outcome.elapsed,
+        time=delivery.outcome.elapsed,
     )
     return polling.with_answers(metrics, plan.asked)

@@ -34,13 +34,21 @@ class Durations(NamedTuple):
 
 
 def durations(
-    parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: traffic.Transfers
+    parts: Parts,
+    state: FedState,
+    data: ClientData,
+    placed: Placed,
+    transfers: traffic.Transfers,
+    measured: Array | None = None,
 ) -> Durations | None:
-    """Returns the duration of each row's visit; None without a clock."""
+    """Returns the duration of each row's visit; None without a clock.
+
+    Uploads take ``measured int32[P]`` bytes; None: the bytes that are known beforehand.
+    """
     clock = parts.clock
     if clock is None or parts.asynchronous:
         return None
-    up, down = traffic.by_row(parts, state, data, placed, transfers)
+    up, down = traffic.by_row(parts, state, data, placed, transfers, measured)
     uploads = jnp.maximum(jnp.sum(transfers.uploads), 1)
     return durations_of(parts, state, placed.slots.client, down, up, uploads)
 
@@ -77,6 +85,24 @@ def limits(parts: Parts, durations: Durations | None) -> Array | None:
         return None
     steps = jnp.floor((clock.deadline - durations.down - durations.up) / durations.step)
     return jnp.clip(steps, 0, MOST).astype(jnp.int32)
+
+
+def _losses(parts: Parts, key: Array, placed: Placed, visited: Array) -> tuple[Array, Array]:
+    """Returns the lost rows, ``bool[P]``, and the share of its visit at which each stops."""
+    assert parts.clock is not None
+    never = jnp.zeros_like(visited)
+    if not parts.clock.failures:
+        return never, never.astype(jnp.float32)
+    own = stream(key, Round.LOST)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(own, placed.slots.client)
+    luck = jax.vmap(lambda own: jax.random.uniform(own, (2,), jnp.float32))(keys)
+    return visited & (luck[:, 0] < parts.clock.failures), luck[:, 1]
+
+
+def ready(parts: Parts, key: Array, limit: Array | None, placed: Placed, visited: Array) -> Array:
+    """Returns the rows that come to send, ``bool[P]``: not lost, and with time for a step."""
+    lost, _ = _losses(parts, key, placed, visited)
+    return visited & ~lost & (True if limit is None else limit >= 1)
 
 
 class Outcome(NamedTuple):
@@ -117,14 +143,8 @@ def outcome(
         return Outcome(visited, visited, never, None)
     work = steps.astype(jnp.float32) * durations.step
     end = durations.down + work + durations.up
-    lost = never
-    if clock.failures:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(
-            stream(key, Round.LOST), placed.slots.client
-        )
-        luck = jax.vmap(lambda own: jax.random.uniform(own, (2,), jnp.float32))(keys)
-        lost = visited & (luck[:, 0] < clock.failures)
-        end = jnp.where(lost, luck[:, 1] * end, end)
+    lost, share = _losses(parts, key, placed, visited)
+    end = jnp.where(lost, share * end, end)
     late = never
     if limit is not None:
         late = visited & ~lost & (limit < 1)

@@ -110,38 +110,54 @@ def share_of(
 
 
 def by_slot(
-    parts: Parts, state: FedState, placed: Placed, sent: Array, transfers: Transfers
+    parts: Parts,
+    state: FedState,
+    placed: Placed,
+    sent: Array,
+    transfers: Transfers,
+    measured: Array | None,
 ) -> SlotBytes | None:
-    """Returns the bytes of the models sent by and to each slot's client; None: all are whole.
+    """Returns the bytes of models sent by and to each slot's client; None: all are of one size.
 
-    The rows ``sent bool[P]`` sent an update.
+    The rows ``sent bool[P]`` sent an update, of ``measured int32[P]`` bytes if these vary.
     """
-    if parts.exchange.coverage is None:
-        return None
-    sent_leaves = travels(parts, state.server)
-    part = covered_bytes(parts, state.server, placed.slots.client, state.round, sent_leaves)
 
-    def of_slots(times: Array) -> Array:
+    def of_slots(part: Array, times: Array) -> Array:
         return (
             jnp.zeros(parts.slots, jnp.int32)
             .at[placed.slot]
             .set(part * times.astype(jnp.int32), mode="drop")
         )
 
-    return SlotBytes(of_slots(sent & transfers.uploads), of_slots(transfers.downloads))
+    uploads = sent & transfers.uploads
+    if measured is not None:
+        return SlotBytes(of_slots(measured, uploads), None)
+    if parts.exchange.coverage is None:
+        return None
+    sent_leaves = travels(parts, state.server)
+    part = covered_bytes(parts, state.server, placed.slots.client, state.round, sent_leaves)
+    return SlotBytes(of_slots(part, uploads), of_slots(part, transfers.downloads))
 
 
 def by_row(
-    parts: Parts, state: FedState, data: ClientData, placed: Placed, transfers: Transfers
+    parts: Parts,
+    state: FedState,
+    data: ClientData,
+    placed: Placed,
+    transfers: Transfers,
+    measured: Array | None,
 ) -> tuple[Array, Array]:
-    """Returns the bytes up and down of each row, ``f32[P]``."""
+    """Returns the bytes up and down of each row, ``f32[P]``; see :func:`by_slot`."""
     part = share_of(parts, state.server, placed.slots.client, state.round, sent=True)
     size = sizes(parts, state.server, data)
     pieces = size.fragments or (Fragment(size.upload, 0),)
     piece_up, piece_down = (jnp.array(each, jnp.float32) for each in zip(*pieces, strict=True))
     turn = state.round
     visited, uploads, downloads, fragments = (a.astype(jnp.float32) for a in transfers)
-    up = uploads * piece_up[turn % len(pieces)] * part + visited * float(size.message)
+    piece = piece_up[turn % len(pieces)] * part
+    if measured is not None:
+        piece = measured.astype(jnp.float32)
+    up = uploads * piece + visited * float(size.message)
     whole = downloads * float(size.download) * part + visited * float(size.shared_state)
     return up, whole + fragments * piece_down[(turn - 1) % len(pieces)]
 
@@ -150,10 +166,24 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
     """Returns the bytes of an upload: to a server that knows the received model, or whole."""
     variables = travelling(parts, variables)
     whole = tree.num_bytes(variables) + 4 * parts.beside
-    to_clients = parts.selection.sticky and parts.models_travel
-    if parts.flight.serverless or to_clients:
+    if parts.whole_uploads:
         return whole
     return min([whole, *(part.bytes(variables) for part in parts.sending if part.bytes)])
+
+
+def largest_upload(parts: Parts, variables: Variables) -> int | None:
+    """Returns the most bytes of an upload; None if all are of one size.
+
+    Raises:
+        ValueError: if they are too many for the integers of the device.
+    """
+    if not parts.measured:
+        return None
+    most = upload_bytes(parts, variables)
+    if most >= 2**31:
+        part = next(part for part in parts.sending if part.measured)
+        raise ValueError(f"sending {part} needs a model of less than 2 GiB, got {most:,} bytes")
+    return most
 
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
@@ -186,8 +216,8 @@ def fragment_bytes(parts: Parts, variables: Variables) -> tuple[Fragment, ...]:
 def report_bytes(parts: Parts) -> int:
     """Returns the bytes of the numbers that a client reports, and of its answer to a broadcast."""
     reads = {*parts.selection.reads, *(n for part in parts.preaggregation for n in part.reads)}
-    asked = sum(part.numbers for part in parts.sending)
-    return 4 * (len(reads) + asked + parts.broadcast.answers)
+    numbers = sum(part.numbers for part in parts.sending) + parts.broadcast.numbers
+    return 4 * (len(reads) + numbers)
 
 
 def answer_bytes(parts: Parts, variables: Variables, data: ClientData) -> int:

@@ -40,10 +40,11 @@ def sent_bytes(traffic: Traffic, rows: Metrics, done: int) -> NDArray[np.int64]:
     turn = np.arange(done - uploads.shape[1], done)
     piece_up, piece_down = np.array(pieces, np.int64).T
     reporting = visits if rows.time is None else visits - rows.time.silent
-    if rows.bytes is None:
-        up, down = uploads * piece_up[turn % len(pieces)], downloads * traffic.download
-    else:
-        up, down = (np.sum(a, axis=2, dtype=np.int64) for a in rows.bytes)
+    up, down = uploads * piece_up[turn % len(pieces)], downloads * traffic.download
+    if rows.bytes is not None:
+        up = rows.bytes.up.sum(axis=2, dtype=np.int64)
+        if rows.bytes.down is not None:
+            down = rows.bytes.down.sum(axis=2, dtype=np.int64)
     up = up + reporting * traffic.message
     if rows.answers is not None:
         up += rows.answers.astype(np.int64) * traffic.answer

@@ -142,7 +142,7 @@ class first_order(_Collaborative):
     tags = "weights"
 
     @property
-    def answers(self) -> int:
+    def numbers(self) -> int:
         return self.downloads
 
     def init(self, variables: Variables, data: ClientData) -> Collaborators:
