@@ -12,6 +12,7 @@ ASKED = {
     "fltrust": "--server-fraction 0.05",
     "zeno": "--server-fraction 0.05",
     "feddf": "--server-fraction 0.05",
+    "semifl": "--server-fraction 0.05 --labelled 0",
     "fedmd": "--server-fraction 0.05",
     "fedbn": "--model fashion_cnn",
     "fedcs": '--clock "simulated(tiers(1, 2, 10), deadline=60)"',

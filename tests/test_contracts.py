@@ -107,6 +107,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "classification": lambda: fs.tasks.classification(LABELS),
         "classification, ranked": lambda: fs.tasks.classification(LABELS, auc=True),
         "classification, backdoor": lambda: fs.tasks.classification(LABELS, backdoor=True),
+        "classification, unlabelled": lambda: fs.tasks.classification(LABELS, unlabelled=True),
         "regression": fs.tasks.regression,
         "multi_label": lambda: fs.tasks.multi_label(LABELS),
         "next_token": lambda: fs.tasks.next_token(LABELS),
@@ -204,6 +205,8 @@ PARTS: dict[str, dict[str, Make]] = {
     "Objective": {
         "empirical_risk": lambda: fs.empirical_risk(net(), l2=0.1),
         "mixed_objective": lambda: mixup.mixed_objective(risk(), 0.1),
+        "pseudo_labels": lambda: fs.terms.pseudo_labels(risk(), net(), 0.3),
+        "received_labels": lambda: fs.terms.received_labels(risk(), net(), 0.3),
         "sharpness_aware": lambda: fs.terms.sharpness_aware(risk()),
         "estimated_sharpness": lambda: fs.terms.estimated_sharpness(risk()),
         "ordered_dropout": lambda: fs.terms.ordered_dropout(risk()),
@@ -693,9 +696,10 @@ def minibatch(name: str, data: ClientData) -> Batch:
     return Batch(data.x[:3], y, mask)
 
 
-TARGETS: dict[str, Callable[[np.random.Generator, base.Task], np.ndarray]] = {
+TARGETS: dict[str, Callable[[np.random.Generator, Any], np.ndarray]] = {
     "classification": lambda rng, task: (
-        rng.integers(0, LABELS, 9) + np.arange(9) % 2 * LABELS * (task.weight is not None)
+        np.where(np.arange(9) % 2 * task.unlabelled, -1, rng.integers(0, LABELS, 9))
+        + np.arange(9) % 2 * LABELS * task.backdoor
     ).astype(np.int32),
     "regression": lambda rng, task: rng.normal(size=(9, task.outputs)).astype(np.float32),
     "multi_label": lambda rng, task: rng.random((9, task.outputs)) < 0.5,
@@ -1710,6 +1714,7 @@ STREAMS = {
     "Epoch": {"STEP": 1},
     "Step": {
         "TRANSFORM": 1,
+        "PSEUDO_LABELS": 2**31 - 7,
         "WIDTH": 2**31 - 6,
         "PRIVATE": 2**31 - 5,
         "ROUNDING": 2**31 - 4,

@@ -226,9 +226,8 @@ def test_from_arrays_takes_signals_of_one_row() -> None:
     assert known(small.mean).shape == (3,)
 
 
-@pytest.mark.parametrize("case", ["complex y", "negative y"])
-def test_client_data_refuses_the_labels_that_from_arrays_refuses(case: str) -> None:
-    arguments, message = BAD_ARRAYS[case]
+def test_client_data_refuses_the_labels_that_from_arrays_refuses() -> None:
+    arguments, message = BAD_ARRAYS["complex y"]
     with pytest.raises(ValueError, match=f"^{message}"):
         client_data(X, arguments["y"], iid(Y, 2, seed=0))
 

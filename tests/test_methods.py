@@ -164,6 +164,7 @@ METHODS: dict[str, Sent] = {
     "fedadam": Sent(network="normed"),
     "fedyogi": Sent(),
     "ozdayi": Sent(),
+    "semifl": Sent(network="normed"),
     "fedasync": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5), network="normed"),
     "fedbuff": Sent({"buffer_size": 2}, up=times(0.5), down=times(0.5)),
     # A ring of 4: all get the first model, send theirs to two neighbours between rounds, and send

@@ -142,13 +142,15 @@ def test_programs_in_the_style_of_other_simulators(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_samples_of_several_arrays_train() -> None:
+def test_the_examples_of_data_train() -> None:
     scope: dict[str, Any] = {}
     for block in python_blocks("docs/guide/data.md"):
         exec(block, scope)
         assert len([line for line in block.splitlines() if line]) <= 15
-    chance = {"graphs": 1 / 3, "pairs": 1 / 2, "joined": 1 / 10}
+    chance = {"graphs": 1 / 3, "pairs": 1 / 2, "joined": 1 / 10, "semi": 1 / 10}
+    chance["contrasted"] = 1 / 10
     assert all(scope[name].accuracy[-1, 0] > share + 0.3 for name, share in chance.items())
+    assert scope["vae"].evaluations[-1].test.pooled.elbo[0] < 30  # 64 log 2 knows nothing
 
 
 SHOWN = re.findall(r"^\$ python -m fedjax_sim.bench (.*)\n(.*)$", text_of(FAQ), re.MULTILINE)

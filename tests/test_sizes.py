@@ -38,6 +38,7 @@ BESIDE = {
     "--patience": "--split clients",
     "--lora": "--model mlp",
     "feddf": "--server-fraction 0.1",
+    "semifl": "--server-fraction 0.1",
     "fedmd": "--server-fraction 0.1",
     "zeno": "--server-fraction 0.1",
     "robust": "--mixing buckets",

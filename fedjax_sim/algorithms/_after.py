@@ -5,11 +5,21 @@ from __future__ import annotations
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.algorithms._options import client_weights, server_sgd
-from fedjax_sim.base import Decay, LocalUpdate, Model, NonNegative, Positive
+from fedjax_sim.base import (
+    Decay,
+    LocalUpdate,
+    Model,
+    NonNegative,
+    Objective,
+    Positive,
+    Share,
+    Transform,
+)
+from fedjax_sim.client import terms
 from fedjax_sim.round import Algorithm, compose
-from fedjax_sim.server import finish
+from fedjax_sim.server import finish, weighting
 
-__all__ = ["ccvr", "feddf", "ozdayi"]
+__all__ = ["ccvr", "feddf", "ozdayi", "semifl"]
 
 
 @method
@@ -167,4 +177,62 @@ def ozdayi(
         local,
         clients_per_round,
         server=server.chain(server.sign_agreement(threshold, momentum, **signs), *trained),
+    )
+
+
+@method
+def semifl(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    objective: Objective,
+    threshold: Share = 0.95,
+    strong: Transform | None = None,
+    mix: NonNegative = 1.0,
+    alpha: Positive = 0.75,
+    server_momentum: Decay = 0.5,
+) -> Algorithm:
+    r"""SemiFL: clients without labels learn the labels that the received model gives.
+
+    .. math:: v \leftarrow \beta v + \frac1m \sum_{k \in U_t} (w_k - w), \qquad
+              w \leftarrow \mathrm{train}(w + v,\, D_0), \qquad
+              \hat y_i = \arg\max_c f_c(w, x_i)
+
+    The server's own samples D_0 have labels; the clients' need none (y = -1). In each step a client
+    learns the labels :math:`\hat y_i` of which the received model is confident, for a stronger view
+    of the samples (``strong``, set in Python alone) and for mixtures of two samples; see
+    :class:`fedjax_sim.terms.received_labels`.
+
+    Args:
+        local: the local update of the clients and of the server.
+        objective: the objective of the server, and with other labels of the clients.
+        threshold: τ: smallest probability of a confident label.
+        strong: changes a sample to its stronger view, such as
+          :class:`fedjax_sim.augment.altered`; None: no further change.
+        mix: λ: weight of the loss of mixtures; 0 mixes nothing.
+        alpha: α: the shares of a mixture are drawn from Beta(α, α).
+
+    Returns:
+        The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
+
+    Raises:
+        ValueError: if a setting is out of range or the local update keeps state between rounds.
+
+    Source: Diao, Ding, Tarokh, "SemiFL: semi-supervised federated learning for unlabeled clients
+    with alternate training", NeurIPS 2022 <https://arxiv.org/abs/2106.01432>, Algorithm 1.
+
+    Note:
+        τ, α, λ, β and equal weights follow the authors' code. There a client labels its samples
+        once per round, drops the others and leaves the round if none is left; here every
+        minibatch is labelled, with the same labels up to the weak augmentation, and a client
+        without confident samples returns the received model. BatchNorm statistics are averaged;
+        theirs are computed anew over the samples of server and clients.
+    """
+    labelled = terms.received_labels(objective, model, threshold, strong, mix=mix, alpha=alpha)
+    return compose(
+        local.change(objective=labelled),
+        clients_per_round,
+        weighting=weighting.equal,
+        server=server.chain(server_sgd(1.0, server_momentum), server.train_on_root(local)),
     )

@@ -22,7 +22,7 @@ from fedjax_sim.cli.flags import flag, flagged, flagging, naming
 from fedjax_sim.cli.machine import ON_HOST, execution_of
 from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
-from fedjax_sim.cli.preparing import augmentations
+from fedjax_sim.cli.preparing import augmentations, without_labels
 from fedjax_sim.cli.problem import Problem, make_problem, population
 from fedjax_sim.cli.training import (
     Precision,
@@ -129,6 +129,8 @@ def build(config: Config) -> Setup:
     problem = problem._replace(
         **attacking.poisoned(config.attack, problem.data, sets, task.classes)
     )
+    task, data, labels = without_labels(config.preparation, task, problem.data)
+    problem = problem._replace(data=data)
     if (each := experiment.samples_per_round) is not None:
         with flagging("samples_per_round"):
             problem = problem._replace(data=streamed(problem.data, each))
@@ -209,7 +211,7 @@ def build(config: Config) -> Setup:
         score=score,
         class_names=dataset.strata_names,
         about=summary(loaded)._replace(
-            clients=dealing.told(deal, loaded, partitions[0]), scored=problem.scored
+            clients=dealing.told(deal, loaded, partitions[0]) + labels, scored=problem.scored
         ),
         model=model,
         model_name=name,

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
-from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.composition import Part, parts_of
-from fedjax_sim.cli.flags import documented, flag
+from fedjax_sim.cli.flags import documented, flag, options
 
 SECTIONS = ("Args", "Returns", "Raises", "Source", "Example", "Note")
 LEGEND = """
@@ -134,7 +133,7 @@ def _method(name: str, function: Callable[..., Any]) -> Method:
     sections = dict(zip(pieces[1::2], map(textwrap.dedent, pieces[2::2]), strict=True))
     texts = {key: value.replace("%%", "%") for key, value in documented(function).items()}
     returns = " ".join(sections.get("Returns", "").split())
-    own = keywords(function, without=COMMON)
+    own = options(function, without=COMMON)
     return Method(
         name=name,
         summary=summary,

@@ -81,9 +81,18 @@ class Preparation(Group):
     server_fraction: float | None = setting(
         None,
         "share of the training samples, the same of each class, that moves from the clients to "
-        "the server; required by feddf, fedmd, fltrust, hybrid_fl, ozdayi and zeno",
+        "the server; required by feddf, fedmd, fltrust, hybrid_fl, ozdayi, semifl "
+        "and zeno",
         shown="none",
         above=0,
+        below=1,
+    )
+    labelled: float | None = setting(
+        None,
+        "share of the clients that have labels, drawn once for all seeds; 0: only the server's own "
+        "samples have labels",
+        shown="all",
+        at_least=0,
         below=1,
     )
     fedaug: float | None = setting(

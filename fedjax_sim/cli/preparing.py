@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Transform
+from fedjax_sim.base import ClientData, Task, Transform
 from fedjax_sim.cli.config import Preparation
 from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.client.augment import fedaug_augmentations
-from fedjax_sim.data import Dataset, fedaug, rebalance, share, take_root
+from fedjax_sim.data import Dataset, fedaug, hide_labels, rebalance, share, take_root
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition
+from fedjax_sim.tasks import classification
 
 
 class Prepared(NamedTuple):
@@ -55,6 +56,25 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
         return Prepared(partition, root)
 
     return prepare
+
+
+def without_labels(
+    settings: Preparation, task: Task, data: ClientData
+) -> tuple[Task, ClientData, str]:
+    """Returns the task and the clients, few of whom have labels if so set, and this in words.
+
+    Raises:
+        ValueError: if the task has no classes; names the flag.
+    """
+    if settings.labelled is None:
+        return task, data, ""
+    if not isinstance(task, classification):
+        raise ValueError(f"--labelled is for classes, the task is {task!r}")
+    clients = data.clients
+    order = np.random.default_rng(1).permutation(clients)  # 0 draws who attacks
+    known = order < round(settings.labelled * clients)
+    words = f"; {known.sum()} of {clients} have labels"
+    return task.replace(unlabelled=True), hide_labels(data, ~known, task.classes), words
 
 
 def unchanged(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:

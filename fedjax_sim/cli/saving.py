@@ -193,7 +193,8 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
     """Returns the entry of a result in ``summary.json``, as far as it does not need a command."""
     origin, task = result.provenance, result.task
     models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
-    skew = [emd(table) for table in origin.tables(task)] if task.classes is not None else []
+    tables = [] if task.classes is None else origin.tables(task)
+    skew = [emd(table[table.any(axis=1)]) for table in tables if table.any()]  # of labels
     summary = measurements(
         result,
         score=score,

@@ -24,6 +24,7 @@ from fedjax_sim.base import (
     shown,
 )
 from fedjax_sim.client.losses import cross_entropy, masked_mean
+from fedjax_sim.tasks.losses import labelled
 
 __all__ = ["empirical_risk"]
 
@@ -51,7 +52,8 @@ class empirical_risk(Part):
 
     The norm is over matrices and kernels; biases, the scales of norms and all other vectors and
     scalars are left out, as in the code of RADFed's authors. The reported training loss includes
-    all terms.
+    all terms. Samples without a label, y = -1, have no loss: the mean is over the others, and 0 if
+    there are none.
 
     ``objective.replace(term=...)`` is the same objective with another term; objectives that wrap
     another one pass it on.
@@ -89,6 +91,8 @@ class empirical_risk(Part):
     adjust: Adjust | None = None
     term: Term | None = None
 
+    needs_labels = True
+
     def __call__(
         self, params: PyTree, state: PyTree, batch: Batch, context: Context
     ) -> tuple[Array, PyTree]:
@@ -100,7 +104,7 @@ class empirical_risk(Part):
         else:
             (logits, features), state = self.model.features(variables, x, **options)
         adjusted = logits if self.adjust is None else self.adjust(logits, context)
-        risk = masked_mean(self.loss(adjusted, y), mask)
+        risk = masked_mean(self.loss(adjusted, y), labelled(y, mask))
         if self.term is not None:
             risk = risk + self.term(logits, features, batch, context)
         if concrete(self.l2) and not self.l2:

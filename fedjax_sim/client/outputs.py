@@ -179,7 +179,8 @@ class near_outputs(Part):
         total = cohort.mean * count - jnp.where(mine[:, None], own.mean, 0)
         teacher = total / jnp.maximum(others, 1).astype(total.dtype)[:, None]
         gap = -jnp.sum(teacher[batch.y] * jax.nn.log_softmax(logits), axis=-1)
-        return self.gamma * masked_mean(jnp.where(others[batch.y] > 0, gap, 0), batch.mask)
+        known = (batch.y >= 0) & (others[batch.y] > 0)
+        return self.gamma * masked_mean(jnp.where(known, gap, 0), batch.mask)
 
 
 def _mean_outputs(model: Model, classes: int, trained: Variables, context: Context) -> Array:

@@ -164,4 +164,5 @@ class near_prototypes(Part):
                 "features"
             )
         gap = jnp.mean(jnp.square(features - known.mean[batch.y]), axis=-1)
-        return self.lam * masked_mean(jnp.where(known.samples[batch.y] > 0, gap, 0), batch.mask)
+        has_mean = (batch.y >= 0) & (known.samples[batch.y] > 0)
+        return self.lam * masked_mean(jnp.where(has_mean, gap, 0), batch.mask)

@@ -33,6 +33,7 @@ from fedjax_sim.client.outputs import (
     own_outputs,
 )
 from fedjax_sim.client.prototypes import near_prototypes, prototypes
+from fedjax_sim.client.pseudo import pseudo_labels, received_labels
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.needs import ALL_TRAVELS, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
@@ -53,6 +54,8 @@ __all__ = [
     "own_outputs",
     "past_models",
     "prototypes",
+    "pseudo_labels",
+    "received_labels",
     "restricted",
     "sharpness_aware",
     "teacher_distillation",

@@ -23,6 +23,7 @@ from fedjax_sim.data.splits import (
     take_root,
 )
 from fedjax_sim.data.standardise import channel_statistics, standardise_global, standardise_local
+from fedjax_sim.data.targets import hide_labels
 from fedjax_sim.data.text import (
     shakespeare,
     shakespeare_tokens,
@@ -43,6 +44,7 @@ __all__ = [
     "fedaug",
     "from_arrays",
     "from_huggingface",
+    "hide_labels",
     "load_dataset",
     "own_test",
     "pad",

@@ -125,9 +125,11 @@ def summary(dataset: Dataset) -> DataSummary:
 def _describe_targets(dataset: Dataset) -> str:
     y, task = dataset.train_y, dataset.task
     if task.classes is not None:
+        none, n = int(np.sum(y < 0)), len(y)
+        unlabelled = f"; {none:,} of {n:,} training samples have no label (-1)" if none else ""
         if dataset.class_names:
-            return f"y is one of {task.classes} named classes"
-        return f"y is an integer from 0 to {task.classes - 1}"
+            return f"y is one of {task.classes} named classes{unlabelled}"
+        return f"y is an integer from 0 to {task.classes - 1}{unlabelled}"
     each = "one" if y.ndim == 1 else " x ".join(map(str, y.shape[1:]))
     kind = {"f": "number", "b": "yes or no", "i": "integer", "u": "integer"}[y.dtype.kind]
     return f"y is {each} {kind}{'s' * (y.ndim > 1 and y.dtype.kind != 'b')} per sample"
@@ -138,7 +140,8 @@ def _count_classes(dataset: Dataset) -> dict[str, tuple[int, int]]:
     if classes is None:
         return {}
     names: Sequence[str] = dataset.class_names or [str(y) for y in range(classes)]
-    train, test = (np.bincount(y, minlength=classes) for y in (dataset.train_y, dataset.test_y))
+    both = dataset.train_y, dataset.test_y
+    train, test = (np.bincount(y[y >= 0], minlength=classes) for y in both)
     return dict(zip(names, zip(train.tolist(), test.tolist(), strict=True), strict=True))
 
 

@@ -1,12 +1,14 @@
 """Targets of a data set: dtype, task and class names."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.base import Task
+from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.words import array_type, shortened
 from fedjax_sim.data.arrays import check_int32, offset
 from fedjax_sim.data.cells import integers_or_texts
@@ -91,12 +93,14 @@ def _labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.in
 def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     """Converts targets of any task: floats to float32; integers and bool ``[n]`` to class labels.
 
+    A label may be -1, for no label, if the task takes it.
+
     Raises:
         ValueError: if y is not numeric with one row for each sample, integers ``[n]`` are not class
             labels, or distinct floats become equal in float32.
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
-        return class_labels(y, samples, None, name)
+        return class_labels(y, samples, None, name, least=-1)
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}")
     if y.dtype.kind == "f":
@@ -113,17 +117,19 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
 
 
 def class_labels(
-    y: NDArray[Any], samples: int, classes: int | None, name: str = "y"
+    y: NDArray[Any], samples: int, classes: int | None, name: str = "y", *, least: int = 0
 ) -> NDArray[np.int32]:
-    """Returns labels as int32; raises ValueError unless they are ``[samples]`` in 0 … M - 1.
+    """Returns labels as int32; raises ValueError unless they are ``[samples]`` in least … M - 1.
 
-    Without ``classes``, M, any non-negative int32 is allowed.
+    Without ``classes``, M, any larger int32 is allowed.
     """
     if y.shape != (samples,) or y.dtype.kind not in "biu":
         raise ValueError(f"{name} must be integers [{samples}], got {array_type(y)}")
-    if samples and (y.min() < 0 or y.max() >= (2**31 if classes is None else classes)):
+    if samples and (y.min() < least or y.max() >= (2**31 if classes is None else classes)):
         largest = "M - 1" if classes is None else classes - 1
-        raise ValueError(f"{name} must be in 0 … {largest}, got {y.min()} … {y.max()}")
+        takes = "; classification(M, unlabelled=True) takes -1 for no label, as task="
+        hint = takes * bool(name == "y" and y.min() == -1)
+        raise ValueError(f"{name} must be in {least} … {largest}, got {y.min()} … {y.max()}{hint}")
     return y.astype(np.int32, copy=False)
 
 
@@ -144,3 +150,36 @@ def _number_of_classes(labels: NDArray[np.int32]) -> int:
 def strata(y: NDArray[Any], task: Task) -> NDArray[np.int32]:
     """Returns the class of each sample, ``int32[n]``; all 0 for a task without classes."""
     return np.zeros(len(y), np.int32) if task.classes is None else y
+
+
+def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData:
+    """Takes the labels away from some clients, whose y is then -1.
+
+    The server's own samples and the test sets keep theirs, and clients may be dealt by the true
+    labels before. For single samples without a label, give :func:`fedjax_sim.data.client_data` a y
+    of -1.
+
+    Args:
+        data: the clients.
+        hidden: ``bool[N]``, the clients without labels.
+        classes: M.
+
+    Returns:
+        The clients, for a task :class:`fedjax_sim.tasks.classification` with ``unlabelled``; they
+        share the samples of ``data``.
+
+    Raises:
+        ValueError: if hidden does not have an entry for each client.
+
+    Example:
+        >>> from fedjax_sim import data, partition
+        >>> y = np.array([0, 1, 1, 0])
+        >>> clients = data.client_data(np.eye(4), y, partition.iid(y, 2, seed=0))
+        >>> hide_labels(clients, [False, True], 2).relabel.tolist()
+        [[0, 1], [-1, -1]]
+    """
+    rows = np.asarray(hidden)
+    if rows.shape != (data.clients,) or rows.dtype != bool:
+        raise ValueError(f"hidden must be bool [{data.clients}], got {array_type(rows)}")
+    known = jnp.arange(classes, dtype=jnp.int32) if data.relabel is None else data.relabel
+    return dataclasses.replace(data, relabel=jnp.where(rows[:, None], jnp.int32(-1), known))

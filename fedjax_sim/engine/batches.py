@@ -108,7 +108,7 @@ def rows_at(client: ClientView, position: Array) -> Batch:
         row = jnp.where(copy, row - total, row)
     x, label = tree.take((client.x, client.y), row)
     if client.relabel is not None:
-        label = client.relabel[label]
+        label = jnp.where(label < 0, label, client.relabel[label])
     return Batch(x, label, mask, copy)
 
 

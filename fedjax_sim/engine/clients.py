@@ -62,7 +62,8 @@ def label_counts(data: ClientData, classes: int) -> Array:
     owner = jnp.where(owner < 0, clients, owner)
     label = data.y[data.index % len(data.y)]
     if data.relabel is not None:
-        label = data.relabel[owner, label]
+        label = jnp.where(label < 0, label, data.relabel[owner, label])
+    label = jnp.where(label < 0, classes, label)
     counts = jnp.zeros((clients, classes), jnp.int32)
     return counts.at[owner, label].add(1, mode="drop")
 

@@ -93,6 +93,7 @@ class Step(enum.IntEnum):
     """Streams folded into a step's key; the key itself drives dropout."""
 
     TRANSFORM = 1
+    PSEUDO_LABELS = 2**31 - 7
     WIDTH = 2**31 - 6
     PRIVATE = 2**31 - 5
     ROUNDING = 2**31 - 4

@@ -157,7 +157,8 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
     """Counts the samples of each client and class.
 
     Args:
-        labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1.
+        labels: ``int[n]``, the labels of the pooled training arrays, in 0 … M - 1; samples
+            without a label, -1, are not counted.
         partition: the partition; copies are counted.
         classes: M.
 
@@ -173,13 +174,13 @@ def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArra
     """
     y = np.asarray(labels)
     dealt = y[partition.index % len(y)] if partition.repeats else y[partition.index]
-    if dealt.size and not 0 <= dealt.min() <= dealt.max() < classes:
+    if dealt.size and not -1 <= dealt.min() <= dealt.max() < classes:
         raise ValueError(
             f"labels must be in 0 to {classes - 1}, got {dealt.min()} to {dealt.max()}"
         )
     clients = partition.sizes.size
     cell = np.repeat(np.arange(clients), partition.sizes) * classes + dealt
-    return np.bincount(cell, minlength=clients * classes).reshape(clients, classes)
+    return np.bincount(cell[dealt >= 0], minlength=clients * classes).reshape(clients, classes)
 
 
 def save_partition(

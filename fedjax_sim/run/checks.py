@@ -178,6 +178,28 @@ def check_parts(algorithm: Algorithm, task: Task) -> None:
             raise ValueError(f"{origin.name} needs class labels, the task is {task!r}")
 
 
+def check_labels(algorithm: Algorithm, data: ClientData, task: Task) -> None:
+    """Rejects an objective that needs labels if no client has one."""
+    if task.classes is None:
+        return
+    y, relabel = data.y, data.relabel
+    hidden = relabel is not None and int(relabel.max()) < 0
+    if not hidden and int(y.min()) >= 0:
+        return
+    entries = np.asarray(data.index)[: int(np.max(data.start))] % len(y)
+    if not hidden and (np.asarray(y)[entries] >= 0).any():
+        return
+    found = [(o, o.factory) for o in origins(algorithm.parts.local)]
+    if any(getattr(factory, "learns_unlabelled", False) for _, factory in found):
+        return
+    for origin, factory in found:
+        if getattr(factory, "needs_labels", False) and origin.arguments.get("term") is None:
+            raise ValueError(
+                f"{origin.name} needs labels, and no client has one (y is -1): use "
+                "fs.terms.pseudo_labels or received_labels, such as semifl does"
+            )
+
+
 def _each_once(field: str, data: ClientData, sets: Mapping[str, EvalSet]) -> dict[str, Array]:
     """Returns the arrays of a field of the data and the sets by name; shared arrays once."""
     named: dict[str, Array] = {}

@@ -24,6 +24,7 @@ from fedjax_sim.run.checks import (
     as_set,
     check_cohorts,
     check_kinds,
+    check_labels,
     check_losses,
     check_model,
     check_parts,
@@ -92,6 +93,7 @@ class Experiment:
         sets = self.sets()
         check_targets(data, sets, task)
         check_parts(algorithm, task)
+        check_labels(algorithm, data, task)
         check_model(model, data.x, data.y, task)
         check_trained(algorithm, model)
         check_sets(data, sets, runs, personal=self.personal, most=task.most)

@@ -37,7 +37,8 @@ class classification(Task):
     the unweighted mean of one class against the rest. y is ``int32[n]`` in 0 … M - 1, outputs are
     ``[B, M]``. With ``backdoor`` test sets also have samples that carry a trigger, whose y is M + t
     if the attackers want the class t. ``attack_success`` (lower is better) is the share of
-    them that is classified as t; all other scores and the loss ignore them.
+    them that is classified as t; all other scores and the loss ignore them. With ``unlabelled`` a
+    sample may have no label, y = -1: the scores and :class:`fedjax_sim.empirical_risk` ignore it.
 
     Args:
         classes: M.
@@ -45,6 +46,7 @@ class classification(Task):
             classes and M times for more (10,000 samples in 2 ms on a CPU core); None: only for two
             classes.
         backdoor: whether to score a backdoor, see :func:`fedjax_sim.attacks.backdoor`.
+        unlabelled: whether y may be -1, for a sample without a label.
 
     Raises:
         ValueError: if classes is not positive.
@@ -58,6 +60,7 @@ class classification(Task):
     _: dataclasses.KW_ONLY
     auc: bool | None = None
     backdoor: bool = False
+    unlabelled: bool = False
 
     loss = staticmethod(cross_entropy)
 
@@ -88,20 +91,29 @@ class classification(Task):
         low, high = int(y.min()), int(y.max())
         triggers = self.backdoor and not name.startswith("data.")  # clients learn classes
         most = (2 if triggers else 1) * self.classes - 1
-        if low < 0 or high > most:
+        least = -1 if self.unlabelled else 0
+        if low < least or high > most:
+            hint = f"; {self.replace(unlabelled=True)!r} takes -1 for no label" * (
+                least > low == -1
+            )
             raise ValueError(
-                f"{name} must be in 0 to {most}, as classes is {self.classes}, got {low} to {high}"
+                f"{name} must be in {least} to {most}, as classes is {self.classes}, got {low} to "
+                f"{high}{hint}"
             )
 
     @property
     def weight(self) -> SampleWeight | None:
-        return (lambda y: (y < self.classes).astype(jnp.int32)) if self.backdoor else None
+        if not (self.backdoor or self.unlabelled):
+            return None
+        return lambda y: ((y >= 0) & (y < self.classes)).astype(jnp.int32)
 
     def answers(self, outputs: Array, y: Array) -> _Answers:
         predicted = jnp.argmax(outputs, axis=-1).astype(jnp.int32)
         return _Answers(predicted, _ranking(outputs) if self._ranked else ())
 
     def sums(self, answers: _Answers, y: Array, group: Array, groups: int) -> Tally:
+        if self.unlabelled:
+            group, y = jnp.where(y < 0, groups, group), jnp.maximum(y, 0)
         if self.backdoor:
             triggered = y >= self.classes
             fooled = triggered & (answers.predicted == y - self.classes)

@@ -14,7 +14,7 @@ def cross_entropy(logits: Array, labels: Array) -> Array:
 
     Args:
         logits: ``f32[B, M]``.
-        labels: ``int32[B]`` in ``0..M-1``.
+        labels: ``int32[B]`` in ``0..M-1``; -1 has no loss.
 
     Returns:
         ``f32[B]``, nats.
@@ -69,11 +69,21 @@ def sigmoid_cross_entropy(logits: Array, y: Array) -> Array:
     return jnp.mean(jax.nn.softplus(logits) - logits * y.astype(logits.dtype), axis=-1)
 
 
+def labelled(y: Array, mask: Array) -> Array:
+    """Returns the rows of a minibatch that have a target, ``bool[B]``: no label is -1.
+
+    >>> labelled(jnp.array([2, -1, 0]), jnp.array([True, True, False])).tolist()
+    [True, False, False]
+    """
+    is_label = y.ndim == 1 and jnp.issubdtype(y.dtype, jnp.signedinteger)
+    return mask & (y >= 0) if is_label else mask
+
+
 def masked_mean(values: Array, mask: Array) -> Array:
-    """Returns the mean of ``f32[B]`` over the rows where ``mask bool[B]`` holds (at least one).
+    """Returns the mean of ``f32[B]`` over the rows where ``mask bool[B]`` holds; 0 if none does.
 
     >>> float(masked_mean(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
     2.0
     """
     keep = mask.astype(values.dtype)
-    return jnp.sum(jnp.where(mask, values, 0)) / jnp.sum(keep)
+    return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(keep), 1)
