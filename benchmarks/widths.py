@@ -1,6 +1,7 @@
 """Clients with a part of the model: what they save, and what it costs.
 
     python -m benchmarks.widths digits
+    python -m benchmarks.widths digits --units 16
     python -m benchmarks.widths shakespeare --data-dir DATA
 
 Digits: networks that are narrower by client (HeteroFL, FedRolex), beside FedAvg with the whole
@@ -13,6 +14,7 @@ picture. The page is `benchmarks/results/widths.md`.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,7 +70,7 @@ def of_digits(args: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
     sample = fs.partition.limit_label_emd
     parts = [sample(digits.train_y, CLIENTS, emd=EMD, seed=seed) for seed in range(args.seeds)]
     strong = [fs.partition.partition_from_lists(p.lists[:: len(SHARES)]) for p in parts]
-    whole, narrow = network(200), network(50)
+    whole, narrow = network(args.units), network(math.ceil(SHARES[-1] * args.units))
     slots, timed, methods = CLIENTS, clock(STEP), fs.algorithms
     sizes = [fs.tree.num_bytes(jax.eval_shape(m.init, jax.random.key(0))) for m in (narrow, whole)]
     local = local_of(whole)
@@ -277,6 +279,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)")
     add("--rounds", type=int, help="of every arm (default: digits 60, shakespeare 15)")
     add("--eval-every", type=int, help="rounds (default: digits 4, shakespeare 1)")
+    add("--units", type=int, default=200, help="of each of the two hidden layers (digits)")
     add("--pretraining", type=int, default=8, help="epochs on the other roles")
     add("--seeds", type=int, default=5, help="runs of each arm")
     add("--out", type=Path, default=RESULTS, help="folder of the results")
@@ -290,8 +293,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, more = train(args)
     print(table(results, score))
     arms = {name: row(result, score) for name, result in results.items()}
-    write_record(args.out / f"{args.data}.json", started, arms=arms, **more)
-    draw_curves(results, args.out / f"{args.data}.png", score)
+    name = args.data if args.units == 200 else f"{args.data}_{args.units}"
+    write_record(args.out / f"{name}.json", started, arms=arms, **more)
+    draw_curves(results, args.out / f"{name}.png", score)
 
 
 if __name__ == "__main__":
