@@ -306,8 +306,9 @@ def test_samples_of_data_and_sets_lie_on_a_device_once(federation: Federation) -
 
 def test_means_leave_out_what_is_unknown() -> None:
     assert mean_known(np.array([[0.5, np.nan, 1.0]])).tolist() == [0.75]
-    assert math.isnan(spread(np.array([np.nan]))["p10"])
-    same = dict.fromkeys(("mean", "min", "p10", "max"), 2)
+    same = dict.fromkeys(("mean", "min", "p10", "p90", "max"), 2)
+    unknown = spread(np.array([np.nan]))
+    assert all(math.isnan(unknown[name]) for name in ("std", *same))
     assert spread(np.array([np.nan, 2.0])) == same | {"std": 0, "clients": 1}
 
 

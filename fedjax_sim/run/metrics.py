@@ -269,7 +269,7 @@ def client_accuracy(
 
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:
-    """Returns mean, standard deviation, minimum, 10 % quantile, maximum and number of values.
+    """Returns mean, standard deviation, minimum, 10 % and 90 % quantile, maximum and count.
 
     NaN, a client without a score, is left out; if nothing is left, all are NaN.
 
@@ -279,12 +279,13 @@ def spread(values: NDArray[np.float64]) -> dict[str, float]:
     """
     values = values[~np.isnan(values)]
     if not len(values):
-        return dict.fromkeys(("mean", "std", "min", "p10", "max"), np.nan) | {"clients": 0}
+        return dict.fromkeys(("mean", "std", "min", "p10", "p90", "max"), np.nan) | {"clients": 0}
     return {
         "mean": float(values.mean()),
         "std": float(values.std()),
         "min": float(values.min()),
         "p10": float(np.quantile(values, 0.1)),
+        "p90": float(np.quantile(values, 0.9)),
         "max": float(values.max()),
         "clients": len(values),
     }
