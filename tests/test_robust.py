@@ -1157,7 +1157,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "fraction": (lambda: attacks.byzantine(9, 1.5), "fraction must be in [0, 1], got 1.5"),
     "peers": (
-        lambda: preaggregation.trust(fs.local_sgd(None, optax.sgd(1.0), peers=True)),  # type: ignore[arg-type]
+        lambda: preaggregation.trust(fs.local_sgd(fs.toy().objective, optax.sgd(1.0), peers=True)),
         "local must do without the other clients' samples for FLTrust, got peers=True",
     ),
     "rule": (

@@ -319,9 +319,10 @@ def load_model(
     except Exception as error:  # a user's factory may raise anything
         if MODELS.is_foreign(key):
             raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
-        if not (call.args or call.named or isinstance(error, _MISTAKES)):
+        known = isinstance(error, _MISTAKES)
+        if not (known or call.args or call.named):
             raise
-        raise ValueError(f"--model {name}: {told(error)}") from error
+        raise ValueError(f"--model {name}: {error if known else told(error)}") from error
     given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)

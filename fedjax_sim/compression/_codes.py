@@ -175,9 +175,9 @@ class entropy_coded(Compressor):
     quantised updates by Huffman's code; Shannon 1948
     <https://doi.org/10.1002/j.1538-7305.1948.tb01338.x>, for the bound.
 
-    >>> code, x = entropy_coded(ternary(1 / 16)), jnp.arange(1024.0)
-    >>> int(code.measure(jax.random.key(0), x)[1]), code.code.bytes(1024), 4 * 1024
-    (60, 55, 4096)
+    >>> code, x = entropy_coded(ternary(1 / 16)), jnp.arange(65536.0)
+    >>> int(code.measure(jax.random.key(0), x)[1]), code.bytes(65536), 4 * 65536
+    (2780, 3322, 262144)
     """
 
     code: Compressor
