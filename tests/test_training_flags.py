@@ -233,6 +233,7 @@ REFUSED = {
     ),
     "--algo fedavg(optimizer=adamw)": "fedavg(optimizer=adamw): --weight-decay must be above 0",
     "--algo fedavg(optimizer=adam) --optimizer yogi": "--optimizer has no effect beside fedavg(",
+    "--stragglers 0.5 --epochs 1": "--stragglers is for --epochs above 1, got 1",
     "--weight-decay -1": "--weight-decay: must be a number at least 0, got '-1'",
     "--lora 2 --weight-decay 0.1": "--weight-decay is for models without --lora",
     "--lora 2 --algo fedavg(weight_decay=0.1)": "--weight-decay is for models without --lora",

@@ -128,6 +128,8 @@ def make_local(
     training: Training, objective: Objective, transforms: tuple[Transform, ...]
 ) -> LocalUpdate:
     """Returns the local update that all algorithms begin with."""
+    if training.stragglers and training.epochs <= 1:
+        raise ValueError(f"--stragglers is for --epochs above 1, got {training.epochs:g}")
     return local_sgd(
         objective,
         optimizer_of(training),
