@@ -123,7 +123,7 @@ class Row(NamedTuple):
     standardise: Standardise = "global"
 
 
-MNIST = Training(10, 20, 0.002, 22, 22, 660), Training(10, 3, 0.02, 10, 10, 60)
+MNIST = Training(10, 10, 0.002, 22, 22, 660), Training(10, 3, 0.02, 10, 10, 60)
 COVCLS = Training(256, 1, 0.2, 22, 22, 20_000), Training(16, 1, 0.05, 10, 10, 200)
 COVFEAT = Training(256, 1, 0.2, 20, 20, 20_000), COVCLS[1]
 CLASSES, FEATURES = "matched(1, 0.1)", "matched(1, 0.1, 0.1)"
