@@ -4,7 +4,7 @@
     python -m benchmarks.widths digits --units 16
     python -m benchmarks.widths shakespeare --data-dir DATA
 
-Digits: networks that are narrower by client (HeteroFL, FedRolex), beside FedAvg with the whole
+Digits: weak clients have a narrower network (HeteroFL, FedRolex), beside FedAvg with the whole
 network, with the narrowest one, and without the clients that cannot hold the whole one.
 Shakespeare: adapters of a pretrained transformer, each role a client, in five variants and with
 ranks by client. Prints a table in markdown; writes a record with every seed's numbers, and a
@@ -46,7 +46,7 @@ Results = dict[str, fs.Result]
 
 
 def clock(step: float, *, slower: Sequence[float] = SLOWER) -> fs.base.Clock:
-    """Returns devices of which client k needs ``step * slower[k % len(slower)]`` for a step."""
+    """Returns devices on which a step of client k takes ``step * slower[k % len(slower)]``."""
 
     def compute(key: Array, client: Array, now: Now) -> Array:
         return step * jnp.array(slower, jnp.float32)[client % len(slower)]
@@ -110,7 +110,7 @@ def of_digits(args: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
         )
         if model is whole:
             masks = has(jax.tree.map(lambda w: w[0], found[name].variables), *jnp.int32([0, 0]))
-            cut = jax.tree.map(lambda m, w: jnp.where(m, w, 0), masks, found[name].variables)
+            cut = fs.tree.masked(masks, found[name].variables)
             logits, _ = jax.vmap(lambda w, m=model: m.apply(w, digits.test_x, train=False))(cut)
             right = np.argmax(logits, axis=-1) == digits.test_y
             narrowest[name] = np.asarray(right).mean(axis=1)

@@ -200,9 +200,9 @@ def semifl(
               \hat y_i = \arg\max_c f_c(w, x_i)
 
     The server's own samples D_0 have labels; the clients' need none (y = -1). In each step a client
-    learns the labels :math:`\hat y_i` of which the received model is confident, for a stronger view
-    of the samples (``strong``, set in Python alone) and for mixtures of two samples; see
-    :class:`fedjax_sim.terms.received_labels`.
+    learns those labels :math:`\hat y_i` that the received model gives with confidence, from a
+    stronger view of the samples (``strong``, set in Python alone) and from mixtures of two samples;
+    see :class:`fedjax_sim.terms.received_labels`.
 
     Args:
         local: the local update of the clients and of the server.

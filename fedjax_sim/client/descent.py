@@ -243,7 +243,7 @@ def corrected(
     assert client.id is not None
     assert client.round is not None  # it trains
     has = coverage(Variables(params, context.received.state), client.id, client.round).params
-    return jax.tree.map(lambda g, m: jnp.where(m, g, jnp.zeros((), g.dtype)), grads, has)
+    return tree.masked(has, grads)
 
 
 def survey_of(

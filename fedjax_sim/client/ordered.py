@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Batch, Context, PyTree, Variables
 from fedjax_sim.client.objective import ObjectiveWrapper
+from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Step, stream
 
 
@@ -43,5 +44,4 @@ class ordered_dropout(ObjectiveWrapper):
         count = jnp.array([sizes.index(p) + 1 for p in shares], jnp.int32)[client.id % len(shares)]
         drawn = jax.random.randint(stream(context.key, Step.WIDTH), (), 0, count, jnp.int32)
         has = covers(Variables(params, state), places[drawn], client.round).params
-        part = jax.tree.map(lambda w, m: jnp.where(m, w, jnp.zeros((), w.dtype)), params, has)
-        return self.objective(part, state, batch, context)
+        return self.objective(tree.masked(has, params), state, batch, context)

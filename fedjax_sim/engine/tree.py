@@ -94,6 +94,15 @@ def only(mask: PyTree, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda chosen, leaf: leaf if chosen else None, mask, tree)
 
 
+def masked(mask: PyTree, tree: PyTree) -> PyTree:
+    """Returns ``tree`` with 0 in the entries where ``mask``, of booleans, is False.
+
+    >>> masked({"w": jnp.array([True, False])}, {"w": jnp.array([3, 4])})["w"].tolist()
+    [3, 0]
+    """
+    return jax.tree.map(lambda has, a: jnp.where(has, a, jnp.zeros((), a.dtype)), mask, tree)
+
+
 def filled(some: PyTree, whole: PyTree) -> PyTree:
     """Returns ``some`` with leaves of ``whole`` in place of None.
 

@@ -80,11 +80,7 @@ def covered(parts: Parts, model: PyTree, client: Array, round: Array) -> PyTree:
     """Returns a model or an update with 0 in the entries that the client ``int32[]`` lacks."""
     if parts.exchange.coverage is None:
         return model
-    return jax.tree.map(
-        lambda a, has: jnp.where(has, a, jnp.zeros((), a.dtype)),
-        model,
-        parts.exchange.coverage(model, client, round),
-    )
+    return tree.masked(parts.exchange.coverage(model, client, round), model)
 
 
 def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array) -> Variables:
