@@ -52,6 +52,9 @@ from fedjax_sim.base.signatures import keywords  # noqa: E402
 from fedjax_sim.engine.memory import trim  # noqa: E402
 from fedjax_sim.run.cache import count_programs  # noqa: E402
 
+collect_ignore = ["mutants.py"]
+"""A command, which needs the packages of ``.[dev]``."""
+
 T = TypeVar("T")
 SIZES = (1, 3, 16, 17, 40, 5, 33, 8)
 LOCAL = ("127.", "localhost", "::1")
