@@ -15,25 +15,24 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import scipy.stats
 from browser import look, needs_chromium
-from conftest import BARE, known
+from conftest import BARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
-from fedjax_sim.base import Metric
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import Row, best_of, best_setting, rows_of
+from fedjax_sim.cli.studies.results import best_setting, rows_of
 from fedjax_sim.partition.pictures import line_style
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -231,17 +230,6 @@ def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None
             wanted.append(f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores):.2f}")
         assert cells[:3] == wanted
     assert json.loads((out / "study.json").read_text())["columns"] == "emd"
-
-
-@pytest.mark.parametrize("best", ["highest", "lowest"])
-def test_the_best_row_of_a_cell(best: Literal["highest", "lowest"]) -> None:
-    scores = {"a": [0.1, 0.3], "b": [0.4, 0.3], "c": [np.nan], "d": []}
-    rows = [
-        Row("cell", {}, name, "x", [], np.array(of), None, 0.0, "mse", Metric(best=best))
-        for name, of in scores.items()
-    ]
-    assert known(best_of(rows)).method == ("a" if best == "lowest" else "b")
-    assert best_of(rows[2:]) is None
 
 
 def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:

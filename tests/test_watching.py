@@ -1,10 +1,9 @@
-"""While a study runs: a view at the bottom of a terminal, and trackers that get the scores."""
+"""While it runs: progress bars and lines, the time left, and trackers that get the scores."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import io
 import json
 import os
 import pty
@@ -18,20 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optax
 import pytest
 
 import fedjax_sim as fs
 from fedjax_sim import bench
-from fedjax_sim.base import Metric
 from fedjax_sim.cli import watching
 from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.sinks import Sending, Sink
-from fedjax_sim.cli.studies import view
 from fedjax_sim.cli.studies.cells import shares_done
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.results import Row
+from fedjax_sim.cli.studies.progress import Progress
 from fedjax_sim.run.progress import is_watched
 
 PLAN = """
@@ -154,12 +150,13 @@ def test_a_study_that_goes_on_counts_what_it_runs(plan: Study, tmp_path: Path) -
         begun.name: {labels[0]: (0.4, 20.0)},
         rest[0].name: {},
     }
-    watched = view.Plain(plan.cells, found, lambda: clock[0])
+    watched = Progress(plan.cells, found, lambda: clock[0])
     assert watched.left == ""
     for before in (2, 4):  # it records its first rounds again
-        assert not watched.saw(begun, shares_done(begun, records(begun, (before, 10.0 * before))))
+        watched.saw(begun, shares_done(begun, records(begun, (before, 10.0 * before))))
+        assert watched.left == ""
     clock[0] += 20
-    assert watched.saw(begun, shares_done(begun, records(begun, (6, 60.0))))
+    watched.saw(begun, shares_done(begun, records(begun, (6, 60.0))))
     assert watched.left == ", about 9 min left"  # 20 s for 0.2 of a method, and 5.4 are left
     watched.begins(rest[0])
     with watched.program(labels[:1], 10, 5) as tell:
@@ -239,78 +236,6 @@ def test_a_simulation_shows_a_bar_in_a_terminal_or_a_notebook(
         assert is_watched() == watched
 
 
-def row_of(cell: Any, method: str, *scores: float) -> Row:
-    runs = [{"seed": i} for i in range(len(scores))]
-    metric = Metric(best="highest", percent=True)
-    return Row(cell.name, cell.settings, method, f"{method}(lr=1)", runs, np.array(scores), None,
-               1.0, "accuracy", metric)  # fmt: skip
-
-
-def test_a_view_of_a_study(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    first, second, *_ = plan.cells
-    with terminal(monkeypatch) as (stream, shown):
-        with view.viewed(plan.cells, {}, lambda: clock[0]) as watched:
-            assert isinstance(watched, view.View)
-            watched.begins(first)
-            assert shown() == ["0 of 4 cells done, 0 s", "emd=0.5-lr=0.1: begins", ""]
-            print("above")
-            with watched.program(first.config.algorithms, 10) as tell:
-                assert shown()[2] == "emd=0.5-lr=0.1: fedavg, 2 settings, compiling"
-                clock[0] += 600
-                tell(5, "accuracy 50 %")  # 10 of 80 rounds of methods: 70 are left
-                assert shown() == [
-                    "above",
-                    "0 of 4 cells done, 10 min, about 1 h 10 min left",
-                    "emd=0.5-lr=0.1: fedavg, 2 settings, round 5 of 10, accuracy 50 %"[:59],
-                    "",
-                ]
-                print("no line", end="", file=sys.stderr)
-                tell(10, "accuracy 60 %")
-                assert "no line" not in "".join(shown())
-            print(" yet", file=sys.stderr)
-            assert shown()[:2] == ["above", "no line yet"]
-            watched.ended(first, [row_of(first, "A", 0.5, 0.7), row_of(first, "B", 0.3, 0.8)])
-            watched.begins(second)
-            assert shown()[2:] == [
-                "1 of 4 cells done, 10 min, about 30 min left",
-                "emd=0.5-lr=1: begins",
-                "best at emd=0.5-lr=0.1: A 60.00 ± 10.00 by A(lr=1)",
-                "",
-            ]
-            watched.ended(second, [])  # it failed
-            assert shown()[2] == "2 of 4 cells done, 10 min, about 20 min left"
-            print("and so it ends", end="")
-        assert shown() == ["above", "no line yet", "and so it ends"]
-        assert sys.stdout is sys.stderr is stream
-
-
-def interrupted(plan: Study) -> None:
-    with view.viewed(plan.cells, {}) as watched:
-        watched.begins(plan.cells[0])
-        raise KeyboardInterrupt
-
-
-def test_a_view_is_gone_after_an_interrupt(plan: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    with terminal(monkeypatch) as (stream, shown):
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(plan)
-        assert shown() == [""]
-        assert sys.stderr is stream
-
-
-def test_files_and_dumb_terminals_have_no_view(
-    plan: Study, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with terminal(monkeypatch):
-        monkeypatch.setenv("TERM", "dumb")
-        with view.viewed(plan.cells, {}) as watched:
-            assert isinstance(watched, view.Plain)
-        monkeypatch.setenv("TERM", "xterm")
-        with contextlib.redirect_stderr(io.StringIO()), view.viewed(plan.cells, {}) as watched:
-            assert isinstance(watched, view.Plain)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
@@ -334,7 +259,7 @@ def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):  # the other side is closed
             while part := os.read(master, 65536):
                 heard += part
-                if not statuses and not sent and b"1 of 2 cells done" in heard:
+                if not statuses and not sent and b"[2/2]" in heard:
                     process.send_signal(signal.SIGINT)
                     sent = True
         statuses.append(process.wait())
@@ -342,7 +267,6 @@ def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
         os.close(master)
     assert statuses == [130, 0]
     assert f"stopped; go on with: python -m fedjax_sim.study --resume {out}" in said[0]
-    assert "best at emd=0.5: " in said[0]
     lines = screen(said[1])
     assert any("done before" in line for line in lines)
     assert not any("cells done" in line for line in lines)

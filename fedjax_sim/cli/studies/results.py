@@ -199,13 +199,6 @@ def table(study: plan.Study, rows: Sequence[Row]) -> Table:
     return Table(head, lines, words=True)
 
 
-def best_of(rows: Sequence[Row]) -> Row | None:
-    """Returns the row with the best mean of a cell; the first of equals."""
-    sign = -1 if rows[0].metric.best == "lowest" else 1
-    means = [float(sign * np.mean(row.scores)) if len(row.scores) else math.nan for row in rows]
-    return None if np.isnan(means).all() else rows[int(np.nanargmax(means))]
-
-
 def _named(row: Row) -> str:
     return f"{row.score} %" if row.metric.percent else row.score
 
