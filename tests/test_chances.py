@@ -144,6 +144,7 @@ def test_weights_by_unknown_probabilities_are_rejected(part: Any) -> None:
         ((1.0, 0.0), "got 0.0 to 1.0 with sum 1"),
         ((math.nan, 1.0), "p must be in"),
         ((), "p must be in"),
+        (2, "p must be a list of a probability for each client, got 2"),
     ],
 )
 def test_probabilities_must_be_probabilities(p: tuple[float, ...], message: str) -> None:

@@ -1475,6 +1475,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"broadcast": fs.broadcast.dynamic(90.0, "angle", 3, risk())},
         "needs at most 3 slots, clients_per_round is 4: use clients_per_round=3",
     ),
+    "no cohort": (
+        {"clients_per_round": None}, "clients_per_round must be a whole number at least 1, got N",
+    ),
     "Zeno before others": (
         {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},
         "needs to be the last: who is dropped depends on the others, preaggregation is (suspicion(",

@@ -161,7 +161,7 @@ def lstm(
         A model with ``f32[B, M]`` logits.
 
     Raises:
-        ValueError: if shape is not ``(T,)``.
+        ValueError: if shape is not ``(T,)``, or a size is below 1.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, section IV-B; the authors'
     code, <https://github.com/yxsub/RADFed>.
@@ -176,4 +176,7 @@ def lstm(
     """
     if len(shape) != 1:
         raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
+    sizes = {"embedding": embedding, "units": units, "layers": layers}
+    if wrong := {name: n for name, n in sizes.items() if n < 1}:
+        raise ValueError(f"embedding, units and layers must be at least 1, got {wrong}")
     return from_linen(_LSTM(classes, embedding, units, layers), shape, jnp.int32)

@@ -182,6 +182,8 @@ class with_replacement(Selection):
     def __post_init__(self) -> None:
         if self.p is None:
             return
+        if np.ndim(self.p) != 1:
+            raise ValueError(f"p must be a list of a probability for each client, got {self.p}")
         total = math.fsum(self.p)
         if not all(0 < p <= 1 for p in self.p) or not math.isclose(total, 1, rel_tol=1e-6):
             raise ValueError(

@@ -80,16 +80,42 @@ def covered(parts: Parts, model: PyTree, client: Array, round: Array) -> PyTree:
     """Returns a model or an update with 0 in the entries that the client ``int32[]`` lacks."""
     if parts.exchange.coverage is None:
         return model
-    return tree.masked(parts.exchange.coverage(model, client, round), model)
+    return tree.masked(_coverage(parts, model, client, round), model)
+
+
+def _coverage(parts: Parts, model: PyTree, client: Array, round: Array) -> PyTree:
+    """Returns the entries that the client ``int32[]`` has: a mask that fits each leaf.
+
+    Raises:
+        ValueError: if it has another structure than the model, or a mask does not fit its leaf.
+    """
+    assert parts.exchange.coverage is not None
+    has = parts.exchange.coverage(model, client, round)
+    wanted: object = jax.tree.structure(model)
+    if jax.tree.structure(has) != wanted:
+        raise ValueError(
+            f"exchange {parts.exchange} must return a mask for each leaf of the model, got "
+            f"{shown(jax.tree.map(jnp.shape, has))}"
+        )
+    leaves, masks = jax.tree_util.tree_leaves_with_path(model), jax.tree.leaves(has)
+    for (path, leaf), mask in zip(leaves, masks, strict=True):
+        fits = mask.ndim == leaf.ndim and all(
+            n in (1, m) for n, m in zip(mask.shape, leaf.shape, strict=True)
+        )
+        if not fits or mask.dtype != bool:
+            raise ValueError(
+                f"exchange {parts.exchange} must return bool{list(leaf.shape)}, or 1 in place of a "
+                f"number, for {jax.tree_util.keystr(path)}, got {mask.dtype}{list(mask.shape)}"
+            )
+    return has
 
 
 def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array) -> Variables:
     """Averages each entry over the clients that have it, given the mean over all clients."""
-    coverage = parts.exchange.coverage
-    if coverage is None:
+    if parts.exchange.coverage is None:
         return mean
     clients = gathered.cohort.client
-    has = jax.vmap(lambda client: coverage(mean, client, round))(clients)
+    has = jax.vmap(lambda client: _coverage(parts, mean, client, round))(clients)
     share = tree.mean(jax.tree.map(lambda m: m.astype(jnp.float32), has), gathered.weights)
     out: Variables = jax.tree.map(
         lambda a, p: tree.in_dtype(jnp.where(p > 0, a / jnp.where(p > 0, p, 1), 0), a.dtype),
@@ -107,8 +133,6 @@ def covered_bytes(
     Raises:
         ValueError: if the model is too large for the integers.
     """
-    coverage = parts.exchange.coverage
-    assert coverage is not None
     if (size := tree.num_bytes(variables)) >= 2**31:
         raise ValueError(
             f"exchange {parts.exchange} needs a model of less than 2 GiB, got {size:,} bytes"
@@ -119,7 +143,7 @@ def covered_bytes(
             repeats = chosen * a.size // has.size * a.dtype.itemsize
             return jnp.sum(has, dtype=jnp.int32) * repeats
 
-        each = jax.tree.map(size, variables, coverage(variables, client, round), leaves)
+        each = jax.tree.map(size, variables, _coverage(parts, variables, client, round), leaves)
         return sum(jax.tree.leaves(each), jnp.int32(0))
 
     return jax.vmap(of)(clients)

@@ -64,6 +64,8 @@ def check_parts(parts: Any) -> None:
     Raises:
         ValueError: names the part, or both parts, and what would work.
     """
+    if parts.clients_per_round is None:
+        raise ValueError("clients_per_round must be a whole number at least 1, got None")
     ranges.check(_COUNTS, (parts.clients_per_round,), {})
     _check_kinds(parts)
     _ = parts.group  # a flight rejects numbers of slots that it cannot group
