@@ -66,9 +66,6 @@ def forms() -> str:
 def parse_attack(text: str) -> dict[str, dict[str, Any]]:
     """Returns the arguments of each attack that a text means.
 
-    Raises:
-        ValueError: if it is none, or one is there twice; names them all.
-
     >>> parse_attack("Label-Flip * optimised(mean, evaluations=8)")
     {'label_flip': {}, 'optimised': {'along': 'mean', 'evaluations': 8}}
     """
@@ -124,11 +121,7 @@ class Attack(Group):
 
 
 def malicious_of(attack: Attack, clients: int) -> Malicious | None:
-    """Returns ``bool[N]``, who attacks; None for nobody.
-
-    Raises:
-        ValueError: if the share is of no client, or of all.
-    """
+    """Returns ``bool[N]``, who attacks; None for nobody."""
     if attack.attackers is None:
         return None
     malicious = attacks.byzantine(clients, attack.attackers)
@@ -141,11 +134,7 @@ def malicious_of(attack: Attack, clients: int) -> Malicious | None:
 
 
 def scored(attack: Attack, task: Task) -> Task:
-    """Returns the task, which also scores a backdoor if that is the attack.
-
-    Raises:
-        ValueError: if the attack is for classes and there are none; names the flag.
-    """
+    """Returns the task, which also scores a backdoor if that is the attack."""
     named = parse_attack(attack.attack) if attack.attack else {}
     scores = "backdoor" in named
     fits = isinstance(task, classification) if scores else task.classes is not None
@@ -157,11 +146,7 @@ def scored(attack: Attack, task: Task) -> Task:
 def poisoned(
     attack: Attack, data: ClientData, sets: Mapping[str, EvalSet | None], classes: int | None
 ) -> dict[str, Any]:
-    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name.
-
-    Raises:
-        ValueError: if the attack does not fit the data; names the flag.
-    """
+    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name."""
     malicious, found = malicious_of(attack, data.clients), dict[str, Any](sets)
     if attack.attack is None or malicious is None or classes is None:
         return found | {"data": data}
@@ -179,11 +164,7 @@ def poisoned(
 
 
 def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
-    """Returns the algorithm with the attack as the first part of ``sending``.
-
-    Raises:
-        ValueError: if they do not fit, or a setting is out of range; names the flag.
-    """
+    """Returns the algorithm with the attack as the first part of ``sending``."""
     malicious = malicious_of(attack, clients)
     if attack.attack is None or malicious is None:
         return algorithm

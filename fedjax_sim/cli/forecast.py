@@ -12,12 +12,7 @@ from fedjax_sim.cli.methods import name_of
 
 
 class Job(NamedTuple):
-    """An algorithm that runs.
-
-    Attributes:
-        run: the run that it belongs to, such as a cell of a study.
-        label: its text, such as ``fedprox(mu=0.1)``.
-    """
+    """An algorithm such as ``fedprox(mu=0.1)``, of a run such as a cell of a study."""
 
     run: str
     label: str

@@ -183,7 +183,9 @@ class SavedRun:
         def own(key: Array, state: FedState, data: ClientData) -> Variables:
             key = jax.random.fold_in(key, state.round)
             everyone = jnp.arange(data.clients, dtype=jnp.int32)
-            found: Variables = made.score_personal(key, state, data, _as_it_is, (), everyone)
+            found: Variables = made.score_personal(
+                key, state, data, lambda constants, own, client: own, (), everyone
+            )
             return found
 
         keys = jax.random.split(jax.random.key(0), axes.runs)
@@ -230,12 +232,6 @@ class SavedRun:
         return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
 
 
-def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Variables:
-    """Returns a client's own model as it is."""
-    del constants, client
-    return variables
-
-
 def load_run(
     folder: str | Path, trust: Collection[str] = (), *, model: Model | None = None
 ) -> SavedRun:
@@ -278,11 +274,7 @@ def load_run(
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Reads ``summary.json``; empty if no algorithm has finished.
-
-    Raises:
-        ValueError: if it is damaged; names the file.
-    """
+    """Reads ``summary.json``; empty if no algorithm has finished."""
     path = folder / "summary.json"
     summary = read_object(path) if path.exists() else {}
     schema.check_summary(path, summary)

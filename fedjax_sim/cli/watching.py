@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 from fedjax_sim.base.words import counted, duration
 from fedjax_sim.cli.methods import name_of
@@ -16,20 +15,11 @@ MINUTE = 60.0
 """Seconds after which a line is printed again."""
 
 
-class Tell(Protocol):
-    """Takes how far some programs are."""
+Tell = Callable[[int, str], None]
+"""``(done, note)``: takes the number of rounds that are done, and a note."""
 
-    def __call__(self, done: int, note: str, /) -> None:
-        """Takes the number of rounds that are done, and a note."""
-
-
-class Watch(Protocol):
-    """Looks on while the algorithms of one program run."""
-
-    def __call__(
-        self, names: Sequence[str], rounds: int, done: int = 0, /
-    ) -> AbstractContextManager[Tell]:
-        """Opens a context, before they compile."""
+Watch = Callable[[Sequence[str], int, int], AbstractContextManager[Tell]]
+"""``(names, rounds, done)``: opens a context for the algorithms of one program."""
 
 
 def called(names: Sequence[str]) -> str:
