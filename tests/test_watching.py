@@ -26,12 +26,12 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.base import Metric
 from fedjax_sim.cli import watching
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.sinks import Sending, Sink
 from fedjax_sim.cli.studies import view
 from fedjax_sim.cli.studies.cells import shares_done
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import Row
+from fedjax_sim.cli.watching import Forecast, Job
 from fedjax_sim.run.progress import is_watched
 
 PLAN = """

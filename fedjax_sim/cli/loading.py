@@ -143,18 +143,17 @@ class SavedRun:
         """
         saved, mine = self._saved(algorithm)
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
-        if at is None:
-            last: Variables = mine(server_model(saved, shapes))
-            return last
-        if at != "validated":
-            kept: Variables = mine(server_model_at(saved, shapes, at))
-            return kept
-        rounds, chosen = self._validated(algorithm)
-        every = [mine(server_model_at(saved, shapes, int(r))) for r in rounds]
-        best: Variables = jax.tree.map(
-            lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
-        )
-        return best
+        found: Variables
+        if at == "validated":
+            rounds, chosen = self._validated(algorithm)
+            every = [mine(server_model_at(saved, shapes, int(r))) for r in rounds]
+            found = jax.tree.map(
+                lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
+            )
+        else:
+            kept = server_model(saved, shapes) if at is None else server_model_at(saved, shapes, at)
+            found = mine(kept)
+        return found
 
     def personal(self, algorithm: str) -> Variables:
         """Loads the clients' own models after the last saved round, NumPy ``[R, N, *p]``.

@@ -17,7 +17,6 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.grouping import candidates, work_of
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.processes import agreed
@@ -25,7 +24,7 @@ from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
-from fedjax_sim.cli.watching import Watch
+from fedjax_sim.cli.watching import Forecast, Job, Watch
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result

@@ -117,7 +117,7 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Checks ``summary.json``, see :func:`check_settings`."""
+    """Checks ``summary.json``."""
     _check(f"{path}", summary, RUN)
     for name in summary.keys() - RUN.keys():
         _check(f"{path}", summary, {name: dict[str, Any]})
@@ -131,7 +131,7 @@ def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[str, Any]) -> None:
-    """Checks ``metrics.jsonl`` or ``clients.jsonl``, see :func:`check_settings`."""
+    """Checks ``metrics.jsonl`` or ``clients.jsonl``."""
     for i, row in enumerate(rows, 1):
         _check(f"{path}, line {i}", row, needed, needed=True)
         _check(f"{path}, line {i}", row, {"fold": int | None})

@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 from fedjax_sim.base.words import counted, duration
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.studies.plan import Cell
 from fedjax_sim.cli.studies.results import Row, best_of
-from fedjax_sim.cli.watching import Tell, bar, called
+from fedjax_sim.cli.watching import Forecast, Job, bar, called
+from fedjax_sim.run.progress import Report
 
 BESTS = 3
 """Finished cells whose best method is shown, the newest."""
@@ -65,7 +65,7 @@ class Plain:
         self.forecast.ended(self._jobs[cell.name])
 
     @contextmanager
-    def program(self, names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Tell]:
+    def program(self, names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]:
         """Looks on while the algorithms of one program run."""
         with (
             self.shows(names, rounds, done) as shown,
@@ -78,7 +78,7 @@ class Plain:
 
             yield tell
 
-    def shows(self, names: Sequence[str], rounds: int, done: int) -> AbstractContextManager[Tell]:
+    def shows(self, names: Sequence[str], rounds: int, done: int) -> AbstractContextManager[Report]:
         """Shows how far one program is."""
         return bar(names, rounds, done)
 
@@ -136,7 +136,7 @@ class View(Plain):
         self.draw()
 
     @contextmanager
-    def shows(self, names: Sequence[str], rounds: int, done: int) -> Iterator[Tell]:
+    def shows(self, names: Sequence[str], rounds: int, done: int) -> Iterator[Report]:
         """Shows how far one program is."""
         what, cell = called(names), self._cell
 
