@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim import attacks
 from fedjax_sim.attacks import Malicious
 from fedjax_sim.attacks._together import hidden_shift
-from fedjax_sim.base import ClientData, Sending, Task, calls
+from fedjax_sim.base import ClientData, Task, calls
 from fedjax_sim.base.binding import argument, arguments, finder
 from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.settings import Group, setting
@@ -20,7 +20,7 @@ from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.round import Algorithm
 from fedjax_sim.tasks import classification
 
-SENT: Mapping[str, Callable[..., Sending]] = {
+KNOWN: Mapping[str, Callable[..., Any]] = {
     name: getattr(attacks, name)
     for name in (
         "sign_flip",
@@ -32,17 +32,15 @@ SENT: Mapping[str, Callable[..., Sending]] = {
         "fang_trim",
         "fang_krum",
         "optimised",
+        "label_flip",
+        "backdoor",
     )
 }
-"""Attacks by what clients send."""
+"""Attacks by name."""
 
-LEARNED: Mapping[str, Callable[..., Any]] = {
-    "label_flip": attacks.label_flip,
-    "backdoor": attacks.backdoor,
-}
-"""Attacks by what clients learn from."""
+LEARNED = {"label_flip", "backdoor"}
+"""Attacks by what clients learn from; the others are by what they send."""
 
-KNOWN: Mapping[str, Callable[..., Any]] = {**SENT, **LEARNED}
 GIVEN = ("malicious", "rule", "preaggregation", "data", "test", "classes")
 """Arguments that an attack gets from the run."""
 
@@ -168,7 +166,7 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     malicious = malicious_of(attack, clients)
     if attack.attack is None or malicious is None:
         return algorithm
-    named = {k: v for k, v in parse_attack(attack.attack).items() if k in SENT}
+    named = {k: v for k, v in parse_attack(attack.attack).items() if k not in LEARNED}
     hostile = int(malicious.sum())
     numbers = jnp.int32(clients), jnp.int32(hostile)
     if "alie" in named and "z" not in named["alie"] and not hidden_shift(*numbers) > 0:
@@ -181,9 +179,9 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     with naming(f"--attack {attack.attack}"):
         made = []
         for name, options in named.items():
-            taken = inspect.signature(SENT[name]).parameters
+            taken = inspect.signature(KNOWN[name]).parameters
             own = {key: value for key, value in known.items() if key in taken}
-            made.append(SENT[name](malicious, **options, **own))
+            made.append(KNOWN[name](malicious, **options, **own))
         return algorithm.replace(sending=(*made, *parts.sending))
 
 
