@@ -11,10 +11,9 @@ from pathlib import Path
 import jax
 
 from fedjax_sim.base.data import ElsewhereError
-from fedjax_sim.cli.ahead import compile_all
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
-from fedjax_sim.cli.dry import show_plan
+from fedjax_sim.cli.dry import compile_all, show_plan
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.grouping import programs

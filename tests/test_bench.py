@@ -522,20 +522,6 @@ def test_copies_are_mirrored_unless_told_not_to(flags: Any) -> None:
     assert mirrored == 0 if flags else 0.3 < mirrored < 0.7
 
 
-def test_solver_that_gives_up_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def give_up(*args: Any) -> None:
-        raise RuntimeError("the solver stopped: MaxIterations")
-
-    monkeypatch.setattr("fedjax_sim.partition._matched.closest_table", give_up)
-    argv = [*BASE, "--partition", "matched(1, 0.1)", "--out", str(tmp_path / "run")]
-    assert bench.main(argv) == 2
-    wanted = "--partition matched(1, 0.1): the solver stopped: MaxIterations"
-    assert capsys.readouterr().err == f"fedjax_sim.bench: error: {wanted}\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("other", ["--dataset=synthetic(0, 0)", "--split=clients"])
 def test_partition_of_other_samples_is_refused(
     other: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -125,6 +125,8 @@ def test_an_argument_that_does_not_fit_is_named() -> None:
     }.items():
         with pytest.raises(ValueError, match=re.escape(message)):
             made("aggregator", text, {})
+    with pytest.raises(ValueError, match=r"^gradient_dissimilarity\(\) must be written "):
+        made("diagnostics", "gradient_dissimilarity", {})
 
 
 def test_names_of_other_modules_are_parts_that_the_caller_trusts(

@@ -23,11 +23,11 @@ import pytest
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli import watching
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.sinks import Sending, Sink
 from fedjax_sim.cli.studies.cells import shares_done
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.progress import Progress
+from fedjax_sim.cli.watching import Forecast, Job
 from fedjax_sim.run.progress import is_watched
 
 PLAN = """

@@ -90,11 +90,7 @@ class Weights(Group):
 
 
 def started(model: Model, weights: Weights) -> Model:
-    """Returns the model with the weights of ``--initial``, if given.
-
-    Raises:
-        ValueError: if the file does not have the model's weights; names the flag.
-    """
+    """Returns the model with the weights of ``--initial``, if given."""
     if weights.initial is None:
         return model
     with naming(f"--initial {weights.initial}", (OSError, ValueError)):
@@ -102,11 +98,7 @@ def started(model: Model, weights: Weights) -> Model:
 
 
 def adapted(model: Model, weights: Weights) -> Model:
-    """Returns the model with the adapters of ``--lora``, if given.
-
-    Raises:
-        ValueError: if it has no matrix to adapt; names the flag.
-    """
+    """Returns the model with the adapters of ``--lora``, if given."""
     if weights.lora is None:
         return model
     made = lora(model, weights.lora, alpha=weights.lora_alpha)
@@ -131,11 +123,7 @@ def local_of(local: LocalUpdate, weights: Weights) -> LocalUpdate:
 
 
 def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
-    """Returns the algorithm that exchanges the adapters alone, if there are some.
-
-    Raises:
-        ValueError: if it splits the model in a way of its own, or does not fit; names the flag.
-    """
+    """Returns the algorithm that exchanges the adapters alone, if there are some."""
     if weights.lora is None:
         return algorithm
     if not WHOLE_MODEL.met(algorithm.parts):

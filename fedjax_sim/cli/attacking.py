@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_sim import attacks
 from fedjax_sim.attacks import Malicious
 from fedjax_sim.attacks._together import hidden_shift
-from fedjax_sim.base import ClientData, Sending, Task, calls
+from fedjax_sim.base import ClientData, Task, calls
 from fedjax_sim.base.binding import argument, arguments, finder
 from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.settings import Group, setting
@@ -20,7 +20,7 @@ from fedjax_sim.data.clients import EvalSet
 from fedjax_sim.round import Algorithm
 from fedjax_sim.tasks import classification
 
-SENT: Mapping[str, Callable[..., Sending]] = {
+KNOWN: Mapping[str, Callable[..., Any]] = {
     name: getattr(attacks, name)
     for name in (
         "sign_flip",
@@ -32,17 +32,15 @@ SENT: Mapping[str, Callable[..., Sending]] = {
         "fang_trim",
         "fang_krum",
         "optimised",
+        "label_flip",
+        "backdoor",
     )
 }
-"""Attacks by what clients send."""
+"""Attacks by name."""
 
-LEARNED: Mapping[str, Callable[..., Any]] = {
-    "label_flip": attacks.label_flip,
-    "backdoor": attacks.backdoor,
-}
-"""Attacks by what clients learn from."""
+LEARNED = {"label_flip", "backdoor"}
+"""Attacks by what clients learn from; the others are by what they send."""
 
-KNOWN: Mapping[str, Callable[..., Any]] = {**SENT, **LEARNED}
 GIVEN = ("malicious", "rule", "preaggregation", "data", "test", "classes")
 """Arguments that an attack gets from the run."""
 
@@ -65,9 +63,6 @@ def forms() -> str:
 
 def parse_attack(text: str) -> dict[str, dict[str, Any]]:
     """Returns the arguments of each attack that a text means.
-
-    Raises:
-        ValueError: if it is none, or one is there twice; names them all.
 
     >>> parse_attack("Label-Flip * optimised(mean, evaluations=8)")
     {'label_flip': {}, 'optimised': {'along': 'mean', 'evaluations': 8}}
@@ -124,11 +119,7 @@ class Attack(Group):
 
 
 def malicious_of(attack: Attack, clients: int) -> Malicious | None:
-    """Returns ``bool[N]``, who attacks; None for nobody.
-
-    Raises:
-        ValueError: if the share is of no client, or of all.
-    """
+    """Returns ``bool[N]``, who attacks; None for nobody."""
     if attack.attackers is None:
         return None
     malicious = attacks.byzantine(clients, attack.attackers)
@@ -141,11 +132,7 @@ def malicious_of(attack: Attack, clients: int) -> Malicious | None:
 
 
 def scored(attack: Attack, task: Task) -> Task:
-    """Returns the task, which also scores a backdoor if that is the attack.
-
-    Raises:
-        ValueError: if the attack is for classes and there are none; names the flag.
-    """
+    """Returns the task, which also scores a backdoor if that is the attack."""
     named = parse_attack(attack.attack) if attack.attack else {}
     scores = "backdoor" in named
     fits = isinstance(task, classification) if scores else task.classes is not None
@@ -157,11 +144,7 @@ def scored(attack: Attack, task: Task) -> Task:
 def poisoned(
     attack: Attack, data: ClientData, sets: Mapping[str, EvalSet | None], classes: int | None
 ) -> dict[str, Any]:
-    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name.
-
-    Raises:
-        ValueError: if the attack does not fit the data; names the flag.
-    """
+    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name."""
     malicious, found = malicious_of(attack, data.clients), dict[str, Any](sets)
     if attack.attack is None or malicious is None or classes is None:
         return found | {"data": data}
@@ -179,15 +162,11 @@ def poisoned(
 
 
 def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
-    """Returns the algorithm with the attack as the first part of ``sending``.
-
-    Raises:
-        ValueError: if they do not fit, or a setting is out of range; names the flag.
-    """
+    """Returns the algorithm with the attack as the first part of ``sending``."""
     malicious = malicious_of(attack, clients)
     if attack.attack is None or malicious is None:
         return algorithm
-    named = {k: v for k, v in parse_attack(attack.attack).items() if k in SENT}
+    named = {k: v for k, v in parse_attack(attack.attack).items() if k not in LEARNED}
     hostile = int(malicious.sum())
     numbers = jnp.int32(clients), jnp.int32(hostile)
     if "alie" in named and "z" not in named["alie"] and not hidden_shift(*numbers) > 0:
@@ -200,9 +179,9 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     with naming(f"--attack {attack.attack}"):
         made = []
         for name, options in named.items():
-            taken = inspect.signature(SENT[name]).parameters
+            taken = inspect.signature(KNOWN[name]).parameters
             own = {key: value for key, value in known.items() if key in taken}
-            made.append(SENT[name](malicious, **options, **own))
+            made.append(KNOWN[name](malicious, **options, **own))
         return algorithm.replace(sending=(*made, *parts.sending))
 
 

@@ -64,6 +64,7 @@ class Setup:
         problem: training and test samples.
         execution: devices and chunks.
         algorithms: by name.
+        rounds: by algorithm: some have fewer or more for the same budget.
         varied: an algorithm by its name, with other values of what it has been given.
         clients_per_round: of all of them.
         model_bytes: bytes of one model, without adapters.
@@ -81,6 +82,7 @@ class Setup:
     problem: Problem
     execution: Execution
     algorithms: dict[str, Algorithm]
+    rounds: dict[str, int]
     varied: Callable[..., Algorithm]
     clients_per_round: int
     model_bytes: int
@@ -97,14 +99,14 @@ class Setup:
             return None
         return float(np.mean([emd(table) for table in self.tables]))
 
+    def experiment(self, name: str, config: Config) -> Experiment:
+        """Returns the experiment of an algorithm."""
+        made = self.algorithms[name]
+        return experiment_of(made, config, self.model, self.task, self.problem, self.execution)
+
 
 def build(config: Config) -> Setup:
-    """Builds and checks everything that the run needs.
-
-    Raises:
-        ValueError: if the settings fit neither each other nor the data.
-        DataNotFoundError: if the data set is not there.
-    """
+    """Builds and checks everything that the run needs."""
     experiment, training = config.experiment, config.training
     try:
         execution = execution_of(config.machine)
@@ -173,9 +175,8 @@ def build(config: Config) -> Setup:
 
         def fits(made: Algorithm) -> None:
             if check:
-                how = how_it_runs(made, config, task, problem, execution)
-                what = made, model, problem.data, problem.test
-                Experiment(*what, **how).runner().programs.check()
+                runs = experiment_of(made, config, model, task, problem, execution)
+                runs.runner().programs.check()
 
         def made_of(local: LocalUpdate) -> Algorithm:
             rates = mine.lr, mine.momentum or 0.0
@@ -221,6 +222,7 @@ def build(config: Config) -> Setup:
         problem=problem,
         execution=execution,
         algorithms=algorithms,
+        rounds={name: rounds_of(made, experiment.rounds) for name, made in algorithms.items()},
         varied=varied,
         clients_per_round=per_round,
         model_bytes=adapting.trunk_bytes(model, config.weights),
@@ -243,16 +245,11 @@ def make_algorithm(
     clients: int,
     fits: Callable[[Algorithm], None],
 ) -> Algorithm:
-    """Makes an algorithm and checks that it fits.
-
-    Raises:
-        ValueError: if a setting is out of range, the data lack what the algorithm needs, or a
-          user's function fails; names the flag.
-    """
+    """Makes an algorithm and checks that it fits."""
     plain = name_of(name)
     method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
-    named = f"{config.flag_of(name)} {name}" if foreign else name
+    named = f"{'--algo' if name == config.algo else '--compare'} {name}" if foreign else name
     try:
         clock = {"clock": common.clock} if "clock" in own else {}
         made = make(method, common, **given, **clock)
@@ -279,19 +276,28 @@ def make_algorithm(
     return made
 
 
-def how_it_runs(
-    algorithm: Algorithm, config: Config, task: Task, problem: Problem, execution: Execution
-) -> dict[str, Any]:
-    """Returns settings of :func:`fedjax_sim.simulate`."""
+def experiment_of(
+    algorithm: Algorithm,
+    config: Config,
+    model: Model,
+    task: Task,
+    problem: Problem,
+    execution: Execution,
+) -> Experiment:
+    """Returns the experiment of an algorithm with the command's settings."""
     rounds = rounds_of(algorithm, config.experiment.rounds)
-    return {
-        "task": task,
-        "seeds": [run["seed"] for run in problem.runs],
-        "eval_every": min(config.experiment.eval_every, rounds),
-        "validation": problem.validation,
-        "personal": problem.own,
-        "execution": execution,
-    }
+    return Experiment(
+        algorithm,
+        model,
+        problem.data,
+        problem.test,
+        task=task,
+        seeds=[run["seed"] for run in problem.runs],
+        eval_every=min(config.experiment.eval_every, rounds),
+        validation=problem.validation,
+        personal=problem.own,
+        execution=execution,
+    )
 
 
 _MISTAKES = (ValueError, ZeroDivisionError, OSError, ImportError)
@@ -307,9 +313,6 @@ def load_model(
     """Returns a model of ``MODELS``, or ``package.module:factory``, that scales its inputs.
 
     It is checked against the data; ``adapt`` changes it before its weights are cast.
-
-    Raises:
-        ValueError: if there is no such model, or it does not fit the data.
     """
     call = calls.as_call(calls.parse(name), name)
     key, made = MODELS.resolve(call.name)

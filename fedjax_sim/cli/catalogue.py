@@ -97,9 +97,6 @@ def listing(words: Sequence[str] = (), others: Sequence[str] = ()) -> str:
     """Returns the text of ``--list``: what each method does, its paper, parts, flags and traffic.
 
     Entries that lack one of the words are left out; case does not count.
-
-    Raises:
-        ValueError: if no entry is left.
     """
 
     def fits(entry: str) -> bool:

@@ -26,10 +26,6 @@ class Claim:
     Args:
         path: the folder, which exists.
         made: whether this process has just made it.
-
-    Raises:
-        ValueError: if another process holds the claim.
-        OSError: if the lock file cannot be made.
     """
 
     def __init__(self, path: Path, *, made: bool = False) -> None:
@@ -59,11 +55,7 @@ class Claim:
 
 
 def claim_new(path: Path, *, named: bool = True) -> Claim:
-    """Makes a folder and claims it; a default name that is taken gets a suffix.
-
-    Raises:
-        ValueError: if the folder is not empty, in use, or cannot be made; names ``--out``.
-    """
+    """Makes a folder and claims it; a default name that is taken gets a suffix."""
     try:
         if not named:
             return Claim(make_folder(path), made=True)
@@ -82,12 +74,7 @@ def claim_new(path: Path, *, named: bool = True) -> Claim:
 
 
 def claim_begun(path: Path) -> Claim:
-    """Claims the folder of a run or a study that goes on.
-
-    Raises:
-        ValueError: if the folder is in use, cannot be written to, or has a link to another folder,
-            whose files would be replaced; names ``--resume``.
-    """
+    """Claims the folder of a run or a study that goes on."""
     for entry in (*path.iterdir(), *path.glob("*/*")):
         if entry.is_symlink() and entry.is_dir():
             raise ValueError(

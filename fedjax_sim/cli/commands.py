@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
+import io
 import os
 import re
 import sys
@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from fedjax_sim.base.files import remove_written
 from fedjax_sim.base.registry import told
-from fedjax_sim.cli.encodings import write_plainly
 from fedjax_sim.cli.flags import number
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.stopping import STOPPING, listen
@@ -31,6 +30,11 @@ from fedjax_sim.partition.samplers import parse_form
 from fedjax_sim.run import CheckpointWarning
 
 
+def _dataset(text: str) -> str:
+    key, _ = parse_dataset(text)
+    return key if key in DATASETS.known else text
+
+
 @dataclasses.dataclass(frozen=True)
 class Source(Group):
     """Where the data come from."""
@@ -40,7 +44,7 @@ class Source(Group):
         lambda: f"one of {', '.join(dataset_forms(DATASETS))}",
         shown="digits, which needs no download",
         metavar="NAME",
-        convert=lambda text: _dataset(text),
+        convert=_dataset,
     )
     data_dir: str | None = setting(
         None,
@@ -51,12 +55,7 @@ class Source(Group):
     )
 
     def load(self) -> Dataset:
-        """Loads the data set.
-
-        Raises:
-            ValueError: if a user's function fails; names the flag and the function.
-            DataNotFoundError: if the data set is not there.
-        """
+        """Loads the data set."""
         key, load = parse_dataset(self.dataset)
         with told_of(f"--dataset {self.dataset}", DATASETS.is_foreign(key)):
             return load(self.data_dir)
@@ -81,14 +80,6 @@ BY_EMD = (
     lambda text: f"emd({number(float, above=0)(text):g})",
 )
 """The flag that stands for the sampler ``emd``."""
-
-
-def _dataset(text: str) -> str:
-    try:
-        key, _ = parse_dataset(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return key if key in DATASETS.known else text
 
 
 @contextmanager
@@ -122,7 +113,8 @@ def enter(main: Callable[[], int]) -> NoReturn:
     """
     STOPPING.leave = _leave
     listen()
-    write_plainly()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no output lacks a letter, such as ε
     # Commands choose their devices.
     warnings.simplefilter("ignore", OneDeviceWarning)
     gc.freeze()  # what was imported lives to the end: the collector need not look at it again
@@ -154,10 +146,7 @@ class PictureWarning(RuntimeWarning):
 
 @contextmanager
 def warnings_in_a_line(program: str) -> Iterator[None]:
-    """Prints warnings of checkpoints and pictures as one line each, and at the end how often.
-
-    Other warnings stay as they are.
-    """
+    """Prints warnings of checkpoints and pictures as one line each, and at the end how often."""
     ours, times = (CheckpointWarning, PictureWarning), Counter[str]()
     with warnings.catch_warnings():
         for category in ours:

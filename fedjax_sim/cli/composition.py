@@ -19,19 +19,12 @@ from fedjax_sim.round import Algorithm
 
 
 class Part(NamedTuple):
-    """A part in a method's composition.
-
-    Attributes:
-        role: the argument of ``compose`` that it is for.
-        code: how it is made.
-        meaning: the first line of its docstring.
-        option: the flag and value that bring it in; "" if it is there by default.
-    """
+    """A part in a method's composition: its role in ``compose``, and the code that makes it."""
 
     role: str
     code: str
-    meaning: str
-    option: str = ""
+    meaning: str  # the first line of its docstring
+    option: str = ""  # the flag and value that bring it in
 
 
 def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[Part]:

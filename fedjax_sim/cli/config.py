@@ -190,11 +190,7 @@ class Config:
         return {**self.options[algorithm], **self.trained[algorithm]}
 
     def training_of(self, algorithm: str) -> Training:
-        """Returns the settings of local training that an algorithm has.
-
-        Raises:
-            ValueError: if those of its own do not fit the others; names the algorithm.
-        """
+        """Returns the settings of local training that an algorithm has."""
         with naming(algorithm):
             return self.training.with_own(self.trained[algorithm])
 
@@ -208,10 +204,6 @@ class Config:
             for given in (self.options, self.trained)
         )
         return dataclasses.replace(self, options=options, trained=trained)
-
-    def flag_of(self, algorithm: str) -> str:
-        """Returns the flag that named an algorithm."""
-        return "--algo" if algorithm == self.algo else "--compare"
 
     def record(self) -> dict[str, Any]:
         """Returns all settings by name, whatever their group, without places on this machine."""

@@ -45,14 +45,7 @@ class Curve:
 
 
 def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: str = "") -> None:
-    """Draws a score against rounds, bytes sent and simulated seconds; bands are ± std over runs.
-
-    Runs whose score is not known are left out, as they are of the table. If the clients' own models
-    are scored, those are drawn, and the legend says so.
-
-    Raises:
-        ValueError: if the file's name does not end in .png, .pdf or .svg.
-    """
+    """Draws a score, of the clients' own models if known, against rounds, bytes and seconds."""
     first = next(iter(results.values()))
     by_client = first.evaluations[-1].test.by_client is not None
     timed = first.evaluations[-1].seconds is not None  # then all are
@@ -79,9 +72,6 @@ def draw_series(
     """Draws curves against rounds, bytes, and what else all of them have; the first lies on top.
 
     A ``score`` that begins with "client_" is the mean over clients.
-
-    Raises:
-        ValueError: if the file's name does not end in .png, .pdf or .svg.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 

@@ -63,10 +63,6 @@ def choose(
     Natural clients are kept if the data have them. Other samples are dealt at EMD 1.4. Where the
     labels do not reach that, the EMD is 7/9 of the largest that they reach, rounded down to a
     tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
-
-    Raises:
-        ValueError: if another number of clients than the natural one is asked for, without a
-            sampler; or there are fewer samples.
     """
     some = max(1, min(CLIENTS, len(dataset.train_y) // 2))
     several = some if clients is None else clients
@@ -96,12 +92,7 @@ def choose(
 def make_partitions(
     experiment: Experiment, deal: Deal, split: Split, dataset: Dataset
 ) -> list[Partition]:
-    """Deals the training samples: one partition for each seed, or the one of a file.
-
-    Raises:
-        ValueError: if the settings and the data allow none, or a user's sampler fails; names the
-          flag.
-    """
+    """Deals the training samples: one partition for each seed, or the one of a file."""
     if deal.text.endswith(".npz"):
         with naming("--partition", (OSError, ValueError)):
             name = f"{dataset.name} in --split {split}"
@@ -125,10 +116,6 @@ def deal_seeds(
     text: str, dataset: Dataset, clients: int | None, seeds: Iterable[int], *, origin: str
 ) -> list[Partition]:
     """Deals a partition of the training samples for each seed.
-
-    Raises:
-        ValueError: if the settings and the data allow none, or a solver gives up; begins with the
-          flag, or with ``origin``, the flag that chose the sampler and its value.
 
     >>> from fedjax_sim.data import load_dataset
     >>> deal_seeds("q(0.5)", load_dataset("digits"), 15, [0], origin="--partition q(0.5)")

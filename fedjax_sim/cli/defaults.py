@@ -13,21 +13,13 @@ from fedjax_sim.data import Dataset, parse_dataset
 
 
 class Defaults(NamedTuple):
-    """Default settings of local training for a data set.
+    """Default settings of local training for a data set, with the rounds of FedAvg."""
 
-    Attributes:
-        model: None for one that fits the shape of a sample.
-        lr: η of SGD.
-        epochs: E.
-        rounds: of FedAvg.
-        score: the score in the table; None: the first of the task.
-    """
-
-    model: str | None
+    model: str | None  # None: one that fits the shape of a sample
     lr: float
     epochs: float
     rounds: int
-    score: str | None = "accuracy"
+    score: str | None = "accuracy"  # None: the first of the task
 
 
 TABLE = "csv:FILE,label=COLUMN"
@@ -107,11 +99,7 @@ def by_dataset(key: str, help: Any, **told: Any) -> Any:
 
 
 def model_for(dataset: Dataset) -> str:
-    """Returns the model for the shape of a sample, for a data set without a default.
-
-    Raises:
-        ValueError: if none fits.
-    """
+    """Returns the model for the shape of a sample, for a data set without a default."""
     x, task = dataset.train_x, dataset.task
     if np.issubdtype(x.dtype, np.integer) and dataset.mean is None:
         tokens = x.shape[1:] == dataset.train_y.shape[1:]

@@ -65,11 +65,7 @@ class Ending(Group):
 def check_target(
     ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], *, own: bool
 ) -> None:
-    """Rejects a target that is not a value of the score, or of a score that is not known.
-
-    Raises:
-        ValueError: names the flag.
-    """
+    """Rejects a target that is not a value of the score, or of a score that is not known."""
     value = ending.target
     if value is None:
         return
@@ -118,11 +114,7 @@ def rule(
 
 
 def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
-    """Returns the algorithm; by the policy, its clients do not send updates that are not finite.
-
-    Raises:
-        ValueError: if they cannot; names the flag.
-    """
+    """Returns the algorithm; by the policy, its clients do not send updates that are not finite."""
     if ending.on_nan == "stop":
         return algorithm
     with naming(f"--on-nan {ending.on_nan}"):

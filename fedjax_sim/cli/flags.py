@@ -33,8 +33,15 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         """Flags are never abbreviated."""
+        import fedjax_sim  # here: it imports this module
+
         super().__init__(allow_abbrev=False, formatter_class=_Lines, **settings)
-        self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"fedjax_sim {fedjax_sim.__version__}, JAX {jax.__version__}",
+            help="print the version and exit",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raises it; for an unknown flag, with the flags that may be meant."""
@@ -49,17 +56,6 @@ class Parser(argparse.ArgumentParser):
             return reader(arg_string)
         except (ValueError, argparse.ArgumentTypeError) as error:
             raise argparse.ArgumentError(action, str(error)) from error
-
-
-class _Version(argparse.Action):
-    """Prints the versions of the package and of JAX, and ends."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> None:
-        del args
-        import fedjax_sim  # here: it imports this module
-
-        print(f"fedjax_sim {fedjax_sim.__version__}, JAX {jax.__version__}")
-        parser.exit()
 
 
 def flag(name: str) -> str:
@@ -111,9 +107,6 @@ def options(
 ) -> dict[str, inspect.Parameter]:
     """Returns the keyword parameters of a function that can be flags.
 
-    Raises:
-        ValueError: if a parameter without a default cannot be a flag.
-
     >>> def mine(local, *, clients_per_round: int, rate: float, hook: object = None): ...
     >>> list(options(mine, without=["clients_per_round"]))
     ['rate']
@@ -132,9 +125,6 @@ def options(
 
 def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
     """Returns what reads a value of a type, see :func:`number`; equal readers are one.
-
-    Raises:
-        TypeError: if no text stands for such a value.
 
     >>> reader(int | None)("7"), reader(Literal[1, 2])("2"), reader(bool)("False")
     (7, 2, False)

@@ -50,10 +50,6 @@ class RunFolder:
     Attributes:
         path: the folder.
         recorded: whether it has a record yet.
-
-    Raises:
-        ValueError: if the folder holds something, is in use, or cannot be claimed.
-        OSError: if ``config.json`` cannot be written.
     """
 
     def __init__(
@@ -94,11 +90,7 @@ class RunFolder:
         return self.path / f"{name}.{self._format}"
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Draws a picture, one of ``PICTURES``; warns if that fails.
-
-        Raises:
-            OSError: if the folder is gone.
-        """
+        """Draws a picture, one of ``PICTURES``; warns if that fails."""
         self._claim.check()
         try:
             draw(self.picture(name))
@@ -123,9 +115,6 @@ class RunFolder:
 
         Each of the R runs has its seed and fold, the table ``int64[N, M]`` of its clients' samples
         by class, and the clients' names for ``clients.jsonl`` (empty if they have none).
-
-        Raises:
-            OSError: if they cannot be written, or the folder is gone.
         """
         records: list[dict[str, Any]] = []
         self._clients[algorithm] = []
@@ -153,11 +142,7 @@ class RunFolder:
         return path.open("xb", buffering=0)
 
     def write_summary(self, summary: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Writes ``summary.json``, and ``clients.jsonl`` of the algorithms that have finished.
-
-        Raises:
-            OSError: if they cannot be written, or the folder is gone.
-        """
+        """Writes ``summary.json``, and ``clients.jsonl`` of the algorithms that have finished."""
         self._claim.check()
         rows = [_line(row) for name in names for row in self._clients.get(name, ())]
         if rows:
@@ -171,13 +156,7 @@ class RunFolder:
         score: str,
         title: str = "",
     ) -> None:
-        """Draws the curves of the algorithms that have finished.
-
-        A server's model without the leaves that stay with the clients has no curve.
-
-        Raises:
-            OSError: if the folder is gone.
-        """
+        """Draws the curves of the algorithms that have finished, if their model is whole."""
         drawn = {
             name: result
             for name, result in results.items()

@@ -10,7 +10,6 @@ from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.ending import ends_early
 from fedjax_sim.cli.methods import name_of
-from fedjax_sim.cli.training import rounds_of
 from fedjax_sim.run.candidates import Candidates, group_candidates
 
 
@@ -47,5 +46,4 @@ def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidate
 
 def work_of(label: str, config: Config, setup: Setup) -> float:
     """Returns how much an algorithm has to do beside others: rounds times models times epochs."""
-    algorithm, epochs = setup.algorithms[label], config.training_of(label).epochs
-    return rounds_of(algorithm, config.experiment.rounds) * algorithm.slots * epochs
+    return setup.rounds[label] * setup.algorithms[label].slots * config.training_of(label).epochs

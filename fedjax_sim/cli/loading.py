@@ -143,18 +143,17 @@ class SavedRun:
         """
         saved, mine = self._saved(algorithm)
         shapes = jax.eval_shape(self.model.init, jax.random.key(0))
-        if at is None:
-            last: Variables = mine(server_model(saved, shapes))
-            return last
-        if at != "validated":
-            kept: Variables = mine(server_model_at(saved, shapes, at))
-            return kept
-        rounds, chosen = self._validated(algorithm)
-        every = [mine(server_model_at(saved, shapes, int(r))) for r in rounds]
-        best: Variables = jax.tree.map(
-            lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
-        )
-        return best
+        found: Variables
+        if at == "validated":
+            rounds, chosen = self._validated(algorithm)
+            every = [mine(server_model_at(saved, shapes, int(r))) for r in rounds]
+            found = jax.tree.map(
+                lambda *leaves: np.stack([leaves[c][i] for i, c in enumerate(chosen)]), *every
+            )
+        else:
+            kept = server_model(saved, shapes) if at is None else server_model_at(saved, shapes, at)
+            found = mine(kept)
+        return found
 
     def personal(self, algorithm: str) -> Variables:
         """Loads the clients' own models after the last saved round, NumPy ``[R, N, *p]``.
@@ -183,7 +182,9 @@ class SavedRun:
         def own(key: Array, state: FedState, data: ClientData) -> Variables:
             key = jax.random.fold_in(key, state.round)
             everyone = jnp.arange(data.clients, dtype=jnp.int32)
-            found: Variables = made.score_personal(key, state, data, _as_it_is, (), everyone)
+            found: Variables = made.score_personal(
+                key, state, data, lambda constants, own, client: own, (), everyone
+            )
             return found
 
         keys = jax.random.split(jax.random.key(0), axes.runs)
@@ -230,12 +231,6 @@ class SavedRun:
         return rounds, np.nan_to_num(sign * values, nan=-np.inf).argmax(axis=0)
 
 
-def _as_it_is(constants: tuple[()], variables: Variables, client: Array) -> Variables:
-    """Returns a client's own model as it is."""
-    del constants, client
-    return variables
-
-
 def load_run(
     folder: str | Path, trust: Collection[str] = (), *, model: Model | None = None
 ) -> SavedRun:
@@ -278,11 +273,7 @@ def load_run(
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Reads ``summary.json``; empty if no algorithm has finished.
-
-    Raises:
-        ValueError: if it is damaged; names the file.
-    """
+    """Reads ``summary.json``; empty if no algorithm has finished."""
     path = folder / "summary.json"
     summary = read_object(path) if path.exists() else {}
     schema.check_summary(path, summary)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,9 +23,9 @@ ON_HOST = ("samples_mb", "client_state_mb")
 
 
 def folder_name(text: str) -> str:
-    """Returns the name of a folder, for argparse: an unset variable of the shell names none."""
+    """Returns the name of a folder: an unset variable of the shell names none."""
     if not text:
-        raise argparse.ArgumentTypeError("must name a folder, got ''")
+        raise ValueError("must name a folder, got ''")
     return text
 
 
@@ -160,12 +159,7 @@ class Machine(Group):
 
 
 def execution_of(machine: Machine) -> Execution:
-    """Returns the devices of this machine, or the devices to compile for.
-
-    Raises:
-        ValueError: if there are not so many devices.
-        ImportError: if what compiles for the others is not installed.
-    """
+    """Returns the devices of this machine, or the devices to compile for."""
     devices: int | Sequence[jax.Device] | None = machine.devices
     if machine.compile_for is not None:
         devices = devices_of(machine.compile_for)
@@ -189,9 +183,6 @@ def start_jax(machine: Machine, program: str) -> None:
     """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
 
     There are no more devices than cores: they would wait for each other.
-
-    Raises:
-        ValueError: if the other processes of a run cannot be met.
     """
     settings: Any = jax.config  # untyped
     ahead = machine.compile_for is not None

@@ -19,19 +19,7 @@ from fedjax_sim.round import Algorithm
 
 
 class Common(NamedTuple):
-    """The arguments that mean the same in every method; each method gets those that it takes.
-
-    Attributes:
-        local: the local update.
-        model: the model that is trained.
-        objective: its loss.
-        classes: M; None without classes.
-        clients_per_round: m, the size of a cohort.
-        lr: learning rate of the local update.
-        momentum: momentum of the local update.
-        clock: the clock of methods that require one.
-        execution: devices and chunks; None for this machine's default.
-    """
+    """The arguments that mean the same in every method; each method gets those that it takes."""
 
     local: LocalUpdate
     model: Model
@@ -66,8 +54,7 @@ def make(
 ) -> Algorithm:
     """Returns a method, made of the common arguments that it takes and its own options.
 
-    The common ones are those of :func:`stand_in` by default. The clock goes only to methods that
-    require one.
+    The clock goes only to methods that require one.
 
     >>> make("fedcs", clients_per_round=3).parts.clients_per_round
     3

@@ -34,10 +34,6 @@ They are rejected in a method that has the first of the options, see :func:`chec
 def algorithm(text: str) -> str:
     """Returns the name of an algorithm; case, dashes and underscores do not count.
 
-    Raises:
-        ValueError: if there is none; offers names that are spelt nearly so, or the method that
-          takes that rule.
-
     >>> algorithm("FedAvg"), algorithm("phase-shift")
     ('fedavg', 'phase_shift')
     >>> algorithm("gossipp")
@@ -64,9 +60,6 @@ def algorithm(text: str) -> str:
 def parameters(name: str) -> dict[str, inspect.Parameter]:
     """Returns the keyword parameters of an algorithm that are flags.
 
-    Raises:
-        ValueError: if it has one without a default that cannot be a flag.
-
     >>> list(parameters("phase_shift"))
     ['phases', 'mode']
     """
@@ -79,9 +72,6 @@ def owners_of(
     """Returns every parameter that is a flag, and the algorithms that have it.
 
     No parameter may be called like a flag of the command, ``taken``.
-
-    Raises:
-        ValueError: if a parameter of those that will run, ``chosen``, cannot be a flag.
     """
     owners: dict[str, list[str]] = {}
     for name in names:
@@ -107,11 +97,7 @@ def add_options(
     *,
     helping: bool,
 ) -> None:
-    """Adds a flag for every parameter of some algorithms.
-
-    Raises:
-        ValueError: if two of those that will run, ``chosen``, take different values by one flag.
-    """
+    """Adds a flag for every parameter of some algorithms."""
     group = parser.add_argument_group(f"flags of {', '.join(chosen)}, and their defaults there")
     for key, names in owners.items():
         hints = {name: parameters(name)[key].annotation for name in names}
@@ -136,11 +122,7 @@ def add_options(
 def chosen_options(
     given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the keyword arguments of each algorithm that were given, to all or to it alone.
-
-    Raises:
-        ValueError: if a flag is of none of them, or one is missing.
-    """
+    """Returns the keyword arguments of each algorithm that were given, to all or to it alone."""
     own = {name: parameters(name) for name in chosen}
     for key in sorted(given.keys() & set(owners)):
         having = [name for name in chosen if key in own[name]]
@@ -162,9 +144,6 @@ def chosen_options(
 
 def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
     """Rejects a flag that does nothing in any of the algorithms that have it.
-
-    Raises:
-        ValueError: names the flag, the option on which it hangs and the values that it needs.
 
     >>> check_effects({"robust": {"byzantine": 0.1}})
     Traceback (most recent call last):

@@ -47,30 +47,16 @@ _TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
 
 
 class _Chosen(NamedTuple):
-    """The algorithms of a command line, on which its other flags depend.
+    """The algorithms of a command line, on which its other flags depend."""
 
-    Attributes:
-        algorithms: those that run, in order, with settings of their own.
-        names: of the methods among them.
-        listed: those whose flags the command has.
-        helping: whether help is requested.
-    """
-
-    algorithms: tuple[str, ...]
-    names: tuple[str, ...]
-    listed: tuple[str, ...]
+    algorithms: tuple[str, ...]  # with settings of their own
+    names: tuple[str, ...]  # of their methods
+    listed: tuple[str, ...]  # the methods whose flags the command has
     helping: bool
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Returns the settings of a command line.
-
-    Returns:
-        The settings, each within its range as far as that is known without data.
-
-    Raises:
-        ValueError: if an argument is unknown or out of range; names the flag and what is allowed.
-            Or if ``--resume`` names no run, or another setting than its run has.
+    """Returns the settings of a command line, in range as far as that is known without data.
 
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
@@ -108,11 +94,7 @@ def _begun(folder: Path, trust: Collection[str]) -> tuple[Config, list[str]]:
 
 
 def parse_folder(folder: Path, trust: Collection[str]) -> Config:
-    """Reads the settings of the run in a folder.
-
-    Raises:
-        ValueError: if there is no run, or it names what cannot be had or is not trusted.
-    """
+    """Reads the settings of the run in a folder."""
     with trusting(trust):
         return _config(arguments(folder))
 

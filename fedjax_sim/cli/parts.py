@@ -95,9 +95,6 @@ def public_names() -> dict[Any, str]:
 def checked(role: str, text: str) -> str:
     """Returns the text of a part, in the same words for the same one.
 
-    Raises:
-        ValueError: if it cannot be read, or a name is unknown.
-
     >>> checked("aggregator", "krum( byzantine = 0.3)")
     'krum(byzantine=0.3)'
     """
@@ -128,9 +125,6 @@ def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
 def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     """Returns the part that a text means, or all parts of a role that takes several.
 
-    Raises:
-        ValueError: if an argument does not fit, or the value is not a part of that role.
-
     >>> made("selection", "uniform", {}), made("flight", "delayed(3, redistribution=permute)", {})
     (uniform(), delayed(3, redistribution=permute))
     """
@@ -140,6 +134,8 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     found = [value(role, one, given) for one in each]
     for one, part in zip(each, found, strict=True):
         if not isinstance(part, classes) and not (functions and callable(part)):
+            if isinstance(one, calls.Name) and _declares(part):
+                value(role, calls.Call(str(one)), given)  # raises, with the arguments that it needs
             names = ", ".join(known(role))
             raise ValueError(
                 f"{calls.write(one)} is not a part for this role, as calls of these are: {names}"
@@ -242,11 +238,7 @@ ROLES = tuple(field.name for field in dataclasses.fields(Parts))
 
 
 def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> Algorithm:
-    """Returns the algorithm with the parts of some texts in place of its own.
-
-    Raises:
-        ValueError: if a part cannot be made, or does not fit the others; names the flag.
-    """
+    """Returns the algorithm with the parts of some texts in place of its own."""
     if not texts:
         return algorithm
     given, found = common._replace(local=algorithm.parts.local)._asdict(), {}

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.preparing import Prepare, preparation, unchanged
+from fedjax_sim.cli.preparing import Prepare, inputs, is_table, preparation, unchanged
 from fedjax_sim.cli.scoring import Split, Standardise
-from fedjax_sim.cli.standardising import inputs, is_table
 from fedjax_sim.cli.validating import (
     as_one_client,
     describe_adaptation,
@@ -105,11 +104,7 @@ def population(
 
 
 def make_problem(config: Config, dataset: Dataset, partitions: Sequence[Partition]) -> Problem:
-    """Splits a :func:`population`, whose partitions are one or one for each seed, by the settings.
-
-    Raises:
-        ValueError: if the data do not allow that split.
-    """
+    """Splits a :func:`population` by the settings; partitions are one, or one for each seed."""
     prepare = preparation(config.preparation, dataset)
     seeds, scores = config.experiment.seeds, config.scores
     if scores.standardise is not None and not is_table(dataset):
@@ -185,9 +180,6 @@ def by_clients(
     """Cross-validates by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
 
     Validation and test clients adapt on the share ``adapt`` of their samples.
-
-    Raises:
-        ValueError: if there are too few clients for the folds.
     """
     runs, whole, fit, parts, names = [], [], [], [], []
     by_seed = _by_seed(partitions, seeds)

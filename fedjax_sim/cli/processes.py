@@ -5,7 +5,6 @@ Each loads the same data and runs the same programs: only what devices compute c
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
@@ -33,17 +32,11 @@ SILENCE = 30
 
 
 class Meeting(NamedTuple):
-    """Where the processes of a run meet; with None for all three JAX asks the cluster.
+    """Where the processes of a run meet; with None for all three JAX asks the cluster."""
 
-    Attributes:
-        address: ``host:port`` of process 0.
-        processes: how many they are.
-        number: of this one, from 0.
-    """
-
-    address: str | None = None
+    address: str | None = None  # host:port of process 0
     processes: int | None = None
-    number: int | None = None
+    number: int | None = None  # of this one, from 0
 
 
 MOST_PROCESSES = 65_536
@@ -51,7 +44,7 @@ MOST_PROCESSES = 65_536
 
 
 def meeting(text: str) -> Meeting:
-    """Parses the flag, for argparse.
+    """Parses the flag.
 
     >>> meeting("localhost:1234,2,0")
     Meeting(address='localhost:1234', processes=2, number=0)
@@ -65,7 +58,7 @@ def meeting(text: str) -> Meeting:
         port, processes, number = map(int, found.groups()[1:])
         if 0 < port < 2**16 and number < processes <= MOST_PROCESSES:
             return Meeting(found[1], processes, number)
-    raise argparse.ArgumentTypeError(
+    raise ValueError(
         f"must be auto or HOST:PORT,PROCESSES,INDEX with at most {MOST_PROCESSES} processes and an "
         f"index from 0 below them, as in localhost:1234,2,0, got {text[:60]!r}"
     )
@@ -76,9 +69,6 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
 
     What the others print, but for errors, goes nowhere. If the processes do not meet within
     ``patience`` seconds, it prints one line and ends this one with status 2: JAX itself aborts it.
-
-    Raises:
-        ValueError: if JAX cannot start, or the processes have unequal numbers of devices.
     """
     late = threading.Timer(patience, _give_up, [where, program, patience])
     late.daemon = True

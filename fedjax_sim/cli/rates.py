@@ -75,9 +75,6 @@ TEXTS = "cosine(end), linear(end), exponential(factor), step(factor, round, ...)
 def schedule(text: str) -> str:
     """Returns the text of a schedule in the same words for the same one, see :data:`TEXTS`.
 
-    Raises:
-        ValueError: if it is none.
-
     >>> schedule("warmup( 5 )*Cosine()"), schedule("step(0.1, 50,80)"), schedule("constant")
     ('warmup(5) * cosine', 'step(0.1, 50, 80)', 'constant')
     """
@@ -100,9 +97,6 @@ def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
     """Returns the ``rate_by_round`` of :func:`fedjax_sim.local_sgd` that a text means.
 
     It is ``round -> factor``, rounds from 0; None for a constant one.
-
-    Raises:
-        ValueError: if it does nothing in so many rounds; names the flag.
 
     >>> halved = factor_by_round("step(0.5, 2)", 4)
     >>> [float(halved(r)) for r in range(4)]

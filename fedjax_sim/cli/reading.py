@@ -27,20 +27,12 @@ def check_entries(folder: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds one object.
-
-    Raises:
-        ValueError: if it cannot be read, or holds something else; names the file.
-    """
+    """Reads a JSON file that holds one object."""
     return _parsed(path, _text(path))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads a file with a JSON object in each line; an absent file has none.
-
-    Raises:
-        ValueError: if it cannot be read, or a line holds something else; names file and line.
-    """
+    """Reads a file with a JSON object in each line; an absent file has none."""
     lines = _text(path).splitlines() if path.exists() else []
     return [_parsed(f"{path}, line {i}", line) for i, line in enumerate(lines, 1)]
 

@@ -47,19 +47,10 @@ def in_unit(size: float, unit: str) -> str:
 def measurements(
     result: Result, *, score: str, seeds: int, fedavg_bytes: float, clients: int, emd: float | None
 ) -> dict[str, Any]:
-    """Returns the entry of one algorithm in ``summary.json``.
+    """Returns the entry of one algorithm in ``summary.json``, see docs/run_folder.md.
 
     The R runs are seed by seed, folds inside; ``fedavg_bytes`` is what FedAvg would have sent, up
     and down, in one run.
-
-    Returns:
-        Scores are fractions, or in the units of y: mean and standard deviation over runs, of the
-        last round, of each run's best round, of the mean over its evaluations, and where there is a
-        validation set of the round that is best there ("validated"). Those that begin with
-        "client" are unweighted means over test clients, with "personal" the same of the clients'
-        own models, which are validated by themselves; "score" is the key of the one that tables
-        show. Bytes are of one run; samples per second of all together. The peak memory is None on
-        Windows.
     """
     last = result.evaluations[-1]
     by_client = last.test.by_client is not None
@@ -178,12 +169,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
     """Returns two aligned tables: score and traffic; speed and memory.
 
     Of several runs a score is the mean ± the standard deviation of a population (divided by their
-    number). The columns "personal" have scores of the clients' own models, "adapted" if the
-    clients never trained; where leaves stay with the clients ("own_leaves") it is the only score:
-    nobody has trained the server's. "attack success" is a backdoor's. An algorithm whose summary
-    says "diverged" has no numbers; one at least must have. A peak that is not known is "-". Where
-    there is a target, the last columns have the rounds and the traffic of the runs that reached it:
-    "not reached" is no number. With a clock there are seconds too.
+    number). One algorithm at least must not have diverged.
     """
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))

@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedjax_sim.base.registry import imported
 from fedjax_sim.cli import schema
@@ -26,26 +26,8 @@ _STARTED = ("--resume", "--out", "--distributed")
 """Flags of a run's arguments that say where it was started, not what it is."""
 
 
-class Resuming(NamedTuple):
-    """The requests of a command line.
-
-    Attributes:
-        folder: the folder to go on in; None for a new run.
-        trust: the modules that names in that folder may import.
-        others: the other arguments.
-    """
-
-    folder: Path | None
-    trust: list[str]
-    others: list[str]
-
-
 def written(folder: Path) -> dict[str, Any]:
-    """Reads the settings of a run, ``config.json``.
-
-    Raises:
-        ValueError: if there are none, or they are not what the command writes.
-    """
+    """Reads the settings of a run, ``config.json``."""
     path = folder / "config.json"
     check_entries(folder)
     if not path.exists():
@@ -71,11 +53,7 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
 
 
 def arguments(folder: Path) -> list[str]:
-    """Reads the arguments that began the run in a folder, without those of the place.
-
-    Raises:
-        ValueError: as :func:`written` does, or if no command can be made of them.
-    """
+    """Reads the arguments that began the run in a folder, without those of the place."""
     settings = written(folder)
     if settings.get("composed"):
         raise ValueError(
@@ -99,21 +77,17 @@ def to_go_on(program: str, folder: Path) -> str:
     return shlex.join(["python", "-m", program, "--resume", str(folder), *trust])
 
 
-def asked(argv: Sequence[str]) -> Resuming:
-    """Reads ``--resume`` and ``--trust``."""
+def asked(argv: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
+    """Returns ``--resume`` (None for a new run), ``--trust`` and the other arguments."""
     parser = Parser(add_help=False)
     parser.add_argument("--resume", metavar="DIR", type=folder_name)
     add_trust(parser)
     given, others = parser.parse_known_args(argv)
-    return Resuming(None if given.resume is None else Path(given.resume), given.trust, others)
+    return None if given.resume is None else Path(given.resume), given.trust, others
 
 
 def check_settings(folder: Path, begun: Config, config: Config) -> None:
-    """Rejects settings that would change the run.
-
-    Raises:
-        ValueError: if a setting differs; names its flag, its new and its old value.
-    """
+    """Rejects settings that would change the run."""
     before, now = begun.record(), config.record()
     for name in before | now:  # parts that were not given are in neither
         if name in HARMLESS or before.get(name) == now.get(name):

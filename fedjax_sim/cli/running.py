@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli import ending, training
+from fedjax_sim.cli import ending
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
-from fedjax_sim.cli.build import Setup, how_it_runs
+from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import complain, default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.grouping import candidates, work_of
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.processes import agreed
@@ -25,7 +24,7 @@ from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
-from fedjax_sim.cli.watching import Watch
+from fedjax_sim.cli.watching import Forecast, Job, Watch
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
@@ -34,35 +33,23 @@ from fedjax_sim.run.candidates import divergence, run_candidates
 from fedjax_sim.run.checkpoint_files import checkpoint_paths
 from fedjax_sim.run.checkpoints import rounds_saved
 from fedjax_sim.run.environment import environment
-from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.identity import random_settings
 from fedjax_sim.tasks.sums import mean_known
 
 
 class Outcome(NamedTuple):
-    """The outcome of a run.
+    """The outcome of a run: results and the entries of ``summary.json``, by algorithm."""
 
-    Attributes:
-        results: the result of each algorithm that has finished, in the order in which they ran.
-        summaries: the entries of ``summary.json`` of all algorithms, in order.
-        common: its other entries.
-        diverged: the message of each algorithm whose loss diverged.
-    """
-
-    results: dict[str, Result]
-    summaries: dict[str, dict[str, Any]]
-    common: dict[str, Any]
-    diverged: dict[str, str]
+    results: dict[str, Result]  # in the order in which they ended
+    summaries: dict[str, dict[str, Any]]  # in the order of the command
+    common: dict[str, Any]  # the other entries of the summary
+    diverged: dict[str, str]  # why each algorithm has no result
 
 
 def open_folder(
     config: Config, setup: Setup, groups: Sequence[Sequence[str]], argv: Sequence[str]
 ) -> RunFolder:
-    """Makes the run folder, with the settings.
-
-    Raises:
-        ValueError: if the folder is not free, or that of a run with other clients than now.
-    """
+    """Makes the run folder, with the settings."""
     resume, standardise = config.machine.resume, config.scores.standardise
     out = config.machine.out if resume is None else resume
     path = default_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
@@ -238,7 +225,7 @@ def run_group(
         The result of each, or the message of one that has diverged.
     """
     first, problem, score = names[0], setup.problem, setup.score
-    rounds, lost, note = rounds_of(first, config, setup), set[str](), ""
+    rounds, lost, note = setup.rounds[first], set[str](), ""
     seeds = [run["seed"] for run in problem.runs]
     folds = len(seeds) // len(setup.tables)
     tables = [table for table in setup.tables for _ in range(folds)]
@@ -276,7 +263,7 @@ def run_group(
         "on_rounds": progress,
         "checkpoints": checkpoints,
     }
-    experiment = experiment_of(first, config, setup)
+    experiment = setup.experiment(first, config)
     with (
         watch(names, rounds, saved) as tell,
         forecast.program("", names, rounds, saved) as advance,
@@ -316,15 +303,3 @@ def checkpoints_found(config: Config) -> list[str]:
         return []
     within = Path(config.machine.resume) / CHECKPOINTS
     return sorted(str(path.relative_to(within)) for path in within.rglob("[0-9]*.npz"))
-
-
-def rounds_of(name: str, config: Config, setup: Setup) -> int:
-    """Returns the rounds of an algorithm: some have fewer or more for the same budget."""
-    return training.rounds_of(setup.algorithms[name], config.experiment.rounds)
-
-
-def experiment_of(name: str, config: Config, setup: Setup) -> Experiment:
-    """Returns the experiment of an algorithm."""
-    algorithm, problem = setup.algorithms[name], setup.problem
-    how = how_it_runs(algorithm, config, setup.task, problem, setup.execution)
-    return Experiment(algorithm, setup.model, problem.data, problem.test, **how)

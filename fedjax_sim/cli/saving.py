@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_sim.cli import timing
 from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in
-from fedjax_sim.cli.report import measurements
 from fedjax_sim.cli.schema import RUN
-from fedjax_sim.cli.summary import client_privacy_spent, privacy_spent, pull_of
+from fedjax_sim.cli.summary import entry_of
 from fedjax_sim.partition import emd, partition_hash
 from fedjax_sim.run import Result
 from fedjax_sim.run.checkpoint_files import write_server_model
@@ -195,7 +193,7 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
     models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
     tables = [] if task.classes is None else origin.tables(task)
     skew = [emd(table[table.any(axis=1)]) for table in tables if table.any()]  # of labels
-    summary = measurements(
+    return entry_of(
         result,
         score=score,
         seeds=len({*origin.seeds}),
@@ -203,15 +201,6 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
         clients=origin.start.shape[-1] - 1,
         emd=float(np.mean(skew)) if skew else None,
     )
-    summary |= timing.measured(result, timing.Timing())
-    summary["skipped"] = int(result.evaluations[-1].skipped.sum())
-    if origin.own_leaves:
-        summary["own_leaves"] = True
-    if summary["rounds"] < origin.rounds:
-        summary["rounds_planned"] = origin.rounds
-    clients = origin.start.shape[-1] - 1
-    summary |= pull_of(result) | privacy_spent(origin.privacy, clients, summary["rounds"])
-    return summary | client_privacy_spent(result)
 
 
 def _fedavg_rounds(origin: Provenance) -> int:
@@ -220,11 +209,7 @@ def _fedavg_rounds(origin: Provenance) -> int:
 
 
 def _folds(origin: Provenance) -> int | None:
-    """Returns the number of runs of each seed; None for one.
-
-    Raises:
-        ValueError: if the runs of a seed do not follow each other, or seeds differ in their number.
-    """
+    """Returns the number of runs of each seed; None for one."""
     seeds = [*dict.fromkeys(origin.seeds)]
     folds = len(origin.seeds) // len(seeds)
     if origin.seeds != tuple(seed for seed in seeds for _ in range(folds)):

@@ -3,145 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import typing
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal
 
-Check = Callable[[Any], bool]
-
-
-def text(value: Any) -> bool:
-    """Returns whether a value is a text."""
-    return isinstance(value, str)
-
-
-def switch(value: Any) -> bool:
-    """Returns whether a value is true or false."""
-    return isinstance(value, bool)
-
-
-def whole(value: Any) -> bool:
-    """Returns whether a value is a whole number."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-
-
-def number(value: Any) -> bool:
-    """Returns whether a value is a finite number."""
-    return (whole(value) or isinstance(value, float)) and math.isfinite(value)
-
-
-def table(value: Any) -> bool:
-    """Returns whether a value has values by name."""
-    return isinstance(value, dict)
-
-
-def random(value: Any) -> bool:
-    """Returns whether a value has JAX's settings of random numbers."""
-    return table(value) and all(switch(one) or text(one) for one in value.values())
-
-
-def tables(value: Any) -> bool:
-    """Returns whether a value has tables by name."""
-    return table(value) and all(map(table, value.values()))
-
-
-def metric(value: Any) -> bool:
-    """Returns whether a value describes how a score is read."""
-    return (
-        table(value)
-        and value.keys() == {"best", "percent"}
-        and value["best"] in ("highest", "lowest")
-        and isinstance(value["percent"], bool)
-    )
-
-
-def maybe(check: Check) -> Check:
-    """Returns a check for such a value or null."""
-    return lambda value: value is None or check(value)
-
-
-def many(check: Check) -> Check:
-    """Returns a check for a list of such values."""
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def some(check: Check) -> Check:
-    """Returns a check for a list of at least one such value."""
-    return lambda value: many(check)(value) and bool(value)
-
-
-SETTINGS: Mapping[str, Check] = {
-    "algo": text,
-    "compare": many(text),
-    "options": tables,
-    "arguments": many(text),
-    "dataset": text,
-    "partition": text,
-    "clients": whole,
-    "split": text,
-    "folds": maybe(whole),
-    "test_clients": maybe(some(text)),
-    "adapt": maybe(number),
-    "test_fraction": maybe(number),
-    "validation": maybe(number),
-    "standardise": maybe(text),
-    "seeds": some(whole),
-    "rounds": whole,
-    "programs": many(some(text)),
-    "partitions": some(maybe(text)),
-    "partition_hashes": some(text),
-    "task": text,
-    "score": text,
-    "metric": metric,
-    "jax": random,
+SETTINGS: Mapping[str, Any] = {
+    "algo": str,
+    "compare": list[str],
+    "options": dict[str, dict[str, Any]],
+    "arguments": list[str],
+    "dataset": str,
+    "partition": str,
+    "clients": int,
+    "split": str,
+    "folds": int | None,
+    "test_clients": tuple[str, ...] | None,
+    "adapt": float | None,
+    "test_fraction": float | None,
+    "validation": float | None,
+    "standardise": str | None,
+    "seeds": tuple[int, ...],
+    "rounds": int,
+    "programs": list[tuple[str, ...]],
+    "partitions": tuple[str | None, ...],
+    "partition_hashes": tuple[str, ...],
+    "task": str,
+    "score": str,
+    "metric": {"best": Literal["highest", "lowest"], "percent": bool},
+    "jax": dict[str, bool | str],
 }
-"""Schema of ``config.json``; all keys are required."""
+"""Schema of ``config.json``; all keys are required. A tuple is a list of at least one value."""
 
-METHOD: Mapping[str, Check] = {
-    "score": text,
-    "score_last_per_run": many(maybe(number)),
-    "diverged": text,
-    "rounds": whole,
-    "rounds_planned": whole,
-    "traffic_ratio": maybe(number),
-    "skipped": whole,
-    "attack_success_last": maybe(number),
-    "attack_success_last_std": maybe(number),
-    "target": number,
-    "target_rounds_per_run": many(maybe(number)),
-    "target_bytes_per_run": many(maybe(number)),
-    "epsilon": number,
-    "epsilon_unknown": text,
-    "delta": number,
-    "client_epsilon_min": number,
-    "client_epsilon_median": number,
-    "client_epsilon_max": number,
-    "client_epsilon_protects": text,
-    "client_epsilon_unknown": text,
-    "client_delta": number,
-    "mu_first": number,
-    "mu_last": number,
-    "seconds": number,
-    "idle_share": number,
-    "asleep": number,
-    "lost": number,
-    "late": number,
-    "watt_hours": number,
-    "target_seconds_per_run": many(maybe(number)),
+METHOD: Mapping[str, Any] = {
+    "score": str,
+    "score_last_per_run": list[float | None],
+    "diverged": str,
+    "rounds": int,
+    "rounds_planned": int,
+    "traffic_ratio": float | None,
+    "skipped": int,
+    "attack_success_last": float | None,
+    "attack_success_last_std": float | None,
+    "target": float,
+    "target_rounds_per_run": list[float | None],
+    "target_bytes_per_run": list[float | None],
+    "epsilon": float,
+    "epsilon_unknown": str,
+    "delta": float,
+    "client_epsilon_min": float,
+    "client_epsilon_median": float,
+    "client_epsilon_max": float,
+    "client_epsilon_protects": str,
+    "client_epsilon_unknown": str,
+    "client_delta": float,
+    "mu_first": float,
+    "mu_last": float,
+    "seconds": float,
+    "idle_share": float,
+    "asleep": float,
+    "lost": float,
+    "late": float,
+    "watt_hours": float,
+    "target_seconds_per_run": list[float | None],
 }
 """Schema of a method's entry in ``summary.json``; all keys are optional."""
 
-RECORD: Mapping[str, Check] = {
-    "algorithm": text,
-    "seed": whole,
-    "round": whole,
-    "test_loss": maybe(number),
-    "bytes_up": whole,
-    "bytes_down": whole,
+RECORD: Mapping[str, Any] = {
+    "algorithm": str,
+    "seed": int,
+    "round": int,
+    "test_loss": float | None,
+    "bytes_up": int,
+    "bytes_down": int,
 }
 """Schema of a line of ``metrics.jsonl``; all keys are required."""
 
-CLIENTS: Mapping[str, Check] = {"algorithm": text, "seed": whole}
+CLIENTS: Mapping[str, Any] = {"algorithm": str, "seed": int}
 """Schema of a line of ``clients.jsonl``; all keys are required."""
 
 TOGETHER = (
@@ -158,34 +97,30 @@ TOGETHER = (
 )
 """Sets of keys that a method's summary has together or not at all."""
 
-RUN: Mapping[str, Check] = {
-    "date": text,
-    "command": text,
-    "commit": maybe(text),
-    "dirty": maybe(switch),
-    "versions": table,
-    "jax": random,
-    "xla_flags": text,
-    "machine": table,
-    "devices": many(text),
+RUN: Mapping[str, Any] = {
+    "date": str,
+    "command": str,
+    "commit": str | None,
+    "dirty": bool | None,
+    "versions": dict[str, Any],
+    "jax": dict[str, bool | str],
+    "xla_flags": str,
+    "machine": dict[str, Any],
+    "devices": list[str],
 }
 """Schema of the other entries of ``summary.json``."""
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Checks ``config.json``.
-
-    Raises:
-        ValueError: if it is not as the command writes it; names the file, the entry and its value.
-    """
+    """Checks ``config.json``."""
     _check(f"{path}", settings, SETTINGS, needed=True)
 
 
 def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Checks ``summary.json``, see :func:`check_settings`."""
+    """Checks ``summary.json``."""
     _check(f"{path}", summary, RUN)
     for name in summary.keys() - RUN.keys():
-        _check(f"{path}", summary, {name: table})
+        _check(f"{path}", summary, {name: dict[str, Any]})
         where, found = f"{path}, {name}", summary[name]
         _check(where, found, METHOD)
         for names in TOGETHER:
@@ -195,23 +130,19 @@ def check_summary(path: Path, summary: Mapping[str, Any]) -> None:
             raise ValueError(f"{where} is damaged, or of another version: it lacks rounds")
 
 
-def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[str, Check]) -> None:
-    """Checks ``metrics.jsonl`` or ``clients.jsonl``, see :func:`check_settings`."""
+def check_rows(path: Path, rows: Iterable[Mapping[str, Any]], needed: Mapping[str, Any]) -> None:
+    """Checks ``metrics.jsonl`` or ``clients.jsonl``."""
     for i, row in enumerate(rows, 1):
         _check(f"{path}, line {i}", row, needed, needed=True)
-        _check(f"{path}, line {i}", row, {"fold": maybe(whole)})
+        _check(f"{path}, line {i}", row, {"fold": int | None})
 
 
 def validated(path: Path, row: Mapping[str, Any], score: str) -> float | None:
-    """Returns the validation score of a line of ``metrics.jsonl``, the clients' mean if it has one.
-
-    Raises:
-        ValueError: if it has none that is a number or null; names the file and the line's round.
-    """
+    """Returns the validation score of a line of ``metrics.jsonl``, the clients' mean if known."""
     found: Any = row.get("validation")
-    found = found.get(f"client_{score}", found.get(score, {})) if table(found) else {}
-    found = found.get("mean", {}) if table(found) else found
-    if not maybe(number)(found):
+    found = found.get(f"client_{score}", found.get(score, {})) if isinstance(found, dict) else {}
+    found = found.get("mean", {}) if isinstance(found, dict) else found
+    if not _fits(found, float | None):
         raise ValueError(
             f"{path} is damaged: validation of {row['algorithm']} in round {row['round']} must "
             f"have a number or null as {score}, got {str(row.get('validation'))[:40]!r}"
@@ -220,10 +151,32 @@ def validated(path: Path, row: Mapping[str, Any], score: str) -> float | None:
 
 
 def _check(
-    where: str, found: Mapping[str, Any], checks: Mapping[str, Check], *, needed: bool = False
+    where: str, found: Mapping[str, Any], kinds: Mapping[str, Any], *, needed: bool = False
 ) -> None:
-    for name, check in checks.items():
+    for name, kind in kinds.items():
         if needed and name not in found:
             raise ValueError(f"{where} is damaged, or of another version: it lacks {name}")
-        if name in found and not check(found[name]):
+        if name in found and not _fits(found[name], kind):
             raise ValueError(f"{where} is damaged: {name} cannot be {str(found[name])[:40]!r}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Returns whether a value is of a type; numbers must be finite, whole ones fit in an int64."""
+    if isinstance(kind, dict):
+        known = isinstance(value, dict) and value.keys() == kind.keys()
+        return known and all(_fits(value[key], kind[key]) for key in kind)
+    origin, members = typing.get_origin(kind), typing.get_args(kind)
+    if origin is UnionType:
+        return any(_fits(value, member) for member in members)
+    if origin is Literal:
+        return value in members
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(one, members[1]) for one in value.values())
+    if origin in (list, tuple):
+        fits = isinstance(value, list) and all(_fits(one, members[0]) for one in value)
+        return fits and (origin is list or bool(value))
+    if kind is Any or isinstance(value, bool):
+        return kind in (Any, bool)
+    if kind in (int, float) and isinstance(value, int):
+        return abs(value) < 2**63
+    return isinstance(value, kind) and (kind is not float or math.isfinite(value))

@@ -16,37 +16,27 @@ class Setting(NamedTuple):
 
     Attributes:
         help: the help text, or a function that returns it, if it lists entries of registries.
+        limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
         shown: the default in words; None for the default itself, "" for nothing.
         metavar: what stands for the value.
         convert: reads the value; None: determined by the type.
-        limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
         instead: a flag that may be given in place of this one, its help, and what reads its value.
         place: whether it is a place on this machine, which does not change results.
     """
 
     help: str | Callable[[], str]
-    shown: str | None
-    metavar: str | None
-    convert: Callable[[str], Any] | None
     limits: Mapping[str, float]
-    instead: tuple[str, str, Callable[[str], Any]] | None
-    place: bool
+    shown: str | None = None
+    metavar: str | None = None
+    convert: Callable[[str], Any] | None = None
+    instead: tuple[str, str, Callable[[str], Any]] | None = None
+    place: bool = False
 
 
-def setting(
-    default: Any,
-    help: str | Callable[[], str],
-    *,
-    shown: str | None = None,
-    metavar: str | None = None,
-    convert: Callable[[str], Any] | None = None,
-    instead: tuple[str, str, Callable[[str], Any]] | None = None,
-    place: bool = False,
-    **limits: float,
-) -> Any:
-    """Returns a field of a :class:`Group`; the arguments are those of :class:`Setting`."""
-    told = Setting(help, shown, metavar, convert, limits, instead, place)
-    return dataclasses.field(default=default, metadata={"setting": told})
+def setting(default: Any, help: str | Callable[[], str], **more: Any) -> Any:
+    """Returns a field of a :class:`Group`; ``more`` are fields of :class:`Setting`, and limits."""
+    known = {name: more.pop(name) for name in Setting._fields if name in more}
+    return dataclasses.field(default=default, metadata={"setting": Setting(help, more, **known)})
 
 
 @dataclasses.dataclass(frozen=True)

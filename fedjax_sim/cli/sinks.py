@@ -6,7 +6,6 @@ tensorboardX 2.6, wandb 0.31 (offline), mlflow 3.17 (files) and trackio 0.43 (on
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -114,27 +113,16 @@ SINKS: Registry[Opens] = Registry(
 
 
 def known(text: str) -> str:
-    """Returns the name of a sink that can be opened here, for argparse."""
-    try:
-        name, _ = SINKS.resolve(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    """Returns the name of a sink that can be opened here."""
+    name, _ = SINKS.resolve(text)
     package = PACKAGES.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
-        raise argparse.ArgumentTypeError(
-            f"{name} needs the package {package}: pip install {package}"
-        )
+        raise ValueError(f"{name} needs the package {package}: pip install {package}")
     return name
 
 
 class Sending:
-    """Sends the records of a run to a sink for each algorithm and seed, until that fails.
-
-    Args:
-        name: of the sink.
-        settings: ``config.json``.
-        folder: of the run.
-    """
+    """Sends the records of a run to a sink for each algorithm and seed, until that fails."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
         self._name, self._settings, self._folder = name, settings, folder

@@ -18,11 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the run.
-
-    Attributes:
-        status: the exit status of such an end.
-    """
+    """A signal ended the run, with an exit status."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedjax_sim.base import Clock
 from fedjax_sim.base.words import counted, percent
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
@@ -15,7 +16,7 @@ from fedjax_sim.cli.config import Config, Preparation
 from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
-from fedjax_sim.cli.training import rounds_of, without_steps
+from fedjax_sim.cli.training import without_steps
 from fedjax_sim.cli.written import read
 from fedjax_sim.client import corrections
 from fedjax_sim.client.corrections import Mu
@@ -33,8 +34,10 @@ def summarise(
     ``beside`` is how many others were runs of the same programs: seconds and speed are of all.
     """
     experiment = config.experiment
-    summary = measurements(
+    summary = entry_of(
         result,
+        delta=config.scores.delta,
+        clock=timing.made(config.timing),
         score=setup.score,
         seeds=len(experiment.seeds),
         # FedAvg's cohort travels down and up once in each of its rounds.
@@ -45,25 +48,32 @@ def summarise(
     if beside:
         summary["settings_in_program"] = 1 + beside
         summary["samples_per_second"] *= 1 + beside
-    if setup.algorithms[name].parts.exchange.own is not None:
-        summary["own_leaves"] = True
     if config.scores.adapt is not None and result.evaluations[-1].personal is not None:
         summary["adapted"] = True
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
-    summary |= timing.measured(result, config.timing)
-    summary["skipped"] = int(result.evaluations[-1].skipped.sum())
     idle = without_steps(setup.algorithms[name].parts.local, setup.problem.data)
     if any(idle):
         summary["clients_without_steps_per_run"] = idle
-    planned = rounds_of(setup.algorithms[name], experiment.rounds)
-    if summary["rounds"] < planned:
-        summary["rounds_planned"] = planned
-    summary |= pull_of(result)
-    summary |= attacking.recorded(config.attack, setup.problem.data.clients)
-    privacy, clients = result.provenance.privacy, setup.problem.data.clients
-    summary |= privacy_spent(privacy, clients, summary["rounds"], config.scores.delta)
-    summary |= client_privacy_spent(result, config.scores.delta)
-    return summary
+    return summary | attacking.recorded(config.attack, setup.problem.data.clients)
+
+
+def entry_of(
+    result: Result, *, delta: float | None = None, clock: Clock | None = None, **about: Any
+) -> dict[str, Any]:
+    """Returns the entry of ``summary.json`` as far as a result determines it.
+
+    ``about`` are the arguments of :func:`fedjax_sim.cli.report.measurements`.
+    """
+    origin, summary = result.provenance, measurements(result, **about)
+    summary |= timing.measured(result, clock)
+    summary["skipped"] = int(result.evaluations[-1].skipped.sum())
+    if origin.own_leaves:
+        summary["own_leaves"] = True
+    if summary["rounds"] < origin.rounds:
+        summary["rounds_planned"] = origin.rounds
+    clients = origin.start.shape[-1] - 1
+    summary |= pull_of(result) | privacy_spent(origin.privacy, clients, summary["rounds"], delta)
+    return summary | client_privacy_spent(result, delta)
 
 
 def privacy_spent(
@@ -82,11 +92,7 @@ def privacy_spent(
 
 
 def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str, Any]:
-    """Returns the least, the median and the largest ε of the clients that trained, in all runs.
-
-    Returns:
-        ε, δ and what they protect, or why they are unknown; {} without noise at the clients.
-    """
+    """Returns the least, the median and the largest ε of the clients that trained, in all runs."""
     privacy = result.provenance.client_privacy
     if privacy is None:
         return {}
@@ -205,11 +211,7 @@ def _extent(counts: Sequence[int]) -> str:
 
 
 def pull_of(result: Result) -> dict[str, float]:
-    """Returns μ of the proximal term in the first round and after the last, the mean over runs.
-
-    Returns:
-        ``mu_first`` and ``mu_last``; nothing if there is no such term.
-    """
+    """Returns μ of the proximal term in the first round and after the last; {} without one."""
     pull, state = result.provenance.pull, result.state
     if pull is not None and pull.factory is corrections.proximal:
         return dict.fromkeys(("mu_first", "mu_last"), float(pull.arguments["mu"]))

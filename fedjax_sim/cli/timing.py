@@ -12,7 +12,7 @@ from fedjax_sim.base import Clock, calls, shown
 from fedjax_sim.cli.flags import naming
 from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
-from fedjax_sim.plan import clock
+from fedjax_sim.plan.clock import simulated, traced
 from fedjax_sim.plan.traces import ENDINGS
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
@@ -32,9 +32,9 @@ def _converted(text: str) -> str:
 def _clock(text: str) -> Clock:
     """Returns the clock of a text: a clock, the seconds of a local step, or the file of a trace."""
     if text.endswith(ENDINGS):
-        return clock.traced(text)
+        return traced(text)
     found = value("clock", calls.parse(text), {})
-    return found if isinstance(found, Clock) else clock.simulated(found)
+    return found if isinstance(found, Clock) else simulated(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +66,14 @@ def made(timing: Timing) -> Clock | None:
 
 
 def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
-    """Returns the algorithm on the clock of the settings.
-
-    Raises:
-        ValueError: if it has no rounds of a clock; names the flag.
-    """
+    """Returns the algorithm on the clock of the settings."""
     if timing.clock is None:
         return algorithm
     with naming(f"--clock {timing.clock}"):
         return algorithm.replace(clock=made(timing))
 
 
-def measured(result: Result, timing: Timing) -> dict[str, Any]:
+def measured(result: Result, clock: Clock | None) -> dict[str, Any]:
     """Returns the entries of ``summary.json`` about time, the mean over R runs.
 
     ``idle_share`` is the part of the seconds in which clients waited for the server, of those in
@@ -93,10 +89,9 @@ def measured(result: Result, timing: Timing) -> dict[str, Any]:
     }
     for name in ("asleep", "lost", "late"):
         summary[name] = float(getattr(time, name).sum(axis=1).mean())
-    devices = made(timing)
-    if devices is not None and devices.watts is not None:
+    if clock is not None and clock.watts is not None:
         computing = float(np.sum(time.computing, axis=1, dtype=np.float64).mean())
-        summary["watt_hours"] = devices.watts * computing / 3600
+        summary["watt_hours"] = clock.watts * computing / 3600
     return summary
 
 

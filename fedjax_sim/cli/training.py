@@ -167,9 +167,6 @@ def scheduled(
     """Returns the algorithm of a local update whose rate follows ``--lr-schedule``.
 
     The schedule is as long as the algorithm runs for so many ``rounds`` of FedAvg.
-
-    Raises:
-        ValueError: if the schedule does nothing, or the algorithm cannot have one.
     """
     made = make(local)
     if training.lr_schedule == CONSTANT:

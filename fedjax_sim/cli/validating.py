@@ -29,11 +29,7 @@ def held_out(
 def take_validation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that train and a share that validates, if any does.
-
-    Raises:
-        ValueError: if no client has two samples.
-    """
+    """Splits each client's samples into those that train and a share that validates, if any."""
     if share is None:
         return [partition for _, partition in by_seed], []
     train, held = held_out(dataset, by_seed, share)
@@ -45,11 +41,7 @@ def take_validation(
 def take_adaptation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into a share that it adapts on, if it does, and those scored.
-
-    Raises:
-        ValueError: if no client has two samples.
-    """
+    """Splits each client's samples into a share that it adapts on, if it does, and those scored."""
     if share is None:
         return [], [partition for _, partition in by_seed]
     adapt, scored = held_out(dataset, by_seed, 1 - share)
@@ -77,9 +69,6 @@ def as_one_client(held: Sequence[Partition]) -> list[Partition]:
 
 def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int64]:
     """Returns the numbers of the clients of ``--test-clients``, given the names of all.
-
-    Raises:
-        ValueError: if there is no such client, clients have no names, or none is left to train.
 
     >>> named_clients(["art", "photo", "sketch"], ["sketch"]).tolist()
     [2]

@@ -24,14 +24,7 @@ TRAINED = (
 
 
 class Written(NamedTuple):
-    """A method as it was written.
-
-    Attributes:
-        name: what ``ALGORITHMS`` has or imports.
-        options: its own keyword arguments.
-        training: its own settings of local training.
-        parts: the texts of parts in place of its own, by role.
-    """
+    """A method as it was written, with the texts of parts in place of its own."""
 
     name: str
     options: dict[str, Any]
@@ -44,9 +37,6 @@ def written(text: str) -> tuple[str, ...]:
 
     The text is ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
     of local training and parts by role; ``value|value`` stands for one method each.
-
-    Raises:
-        ValueError: if there is no such method or setting, or a value is out of range.
 
     >>> written("FedProx( mu=0.01|0.1, lr=1/2 )")
     ('fedprox(mu=0.01, lr=1/2)', 'fedprox(mu=0.1, lr=1/2)')
@@ -94,11 +84,7 @@ def read(label: str) -> Written:
 
 
 def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
-    """Rejects a flag of local training that every method has its own value of.
-
-    Raises:
-        ValueError: names the flag.
-    """
+    """Rejects a flag of local training that every method has its own value of."""
     for key in TRAINED:
         if key in given and all(key in read(label).training for label in labels):
             raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")

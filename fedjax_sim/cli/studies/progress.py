@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from fedjax_sim.cli.forecast import Forecast, Job
 from fedjax_sim.cli.studies.plan import Cell
-from fedjax_sim.cli.watching import Tell, bar
+from fedjax_sim.cli.watching import Forecast, Job, bar
+from fedjax_sim.run.progress import Report
 
 Shares = Mapping[str, tuple[float, float]]
 """How far a cell's methods are: the share of the rounds of each, and its seconds so far."""
@@ -55,7 +55,7 @@ class Progress:
         self.forecast.ended(self._jobs[cell.name])
 
     @contextmanager
-    def program(self, names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Tell]:
+    def program(self, names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]:
         """Looks on while the algorithms of one program run."""
         with (
             bar(names, rounds, done) as shown,
