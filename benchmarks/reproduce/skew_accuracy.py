@@ -23,7 +23,7 @@ from benchmarks.reproduce.common import markdown, parser, picture, plain, spread
 from benchmarks.script import write_record
 from fedjax_sim.partition import parse_sampler
 
-MEASURES = ("EMD", "C-score", "B²")
+MEASURES = {"EMD": "EMD", "C-score": "C-score", "B2": "B²", "BCGV": "BCGV"}
 SAMPLERS = {
     "emd": "limit-label", "ll_q": "limit-label-q", "robin_hood": "EMD-based",
     "dirichlet": "Dirichlet",
@@ -36,7 +36,8 @@ Record = dict[str, Any]
 def cells_of(folder: Path, labels: Mapping[str, Any]) -> list[Record]:
     """The finished cells of a study: by seed, the accuracy after the last round and the skew.
 
-    B² is the mean over the rounds, each at the new server model.
+    B² and BCGV are those at the server model after the first round: they depend on the model, and
+    later models differ more.
     """
     found = []
     for path in sorted(folder.glob("cells/*/summary.json")):
@@ -49,16 +50,14 @@ def cells_of(folder: Path, labels: Mapping[str, Any]) -> list[Record]:
         dealt = [sample(y, config["clients"], seed) for seed in seeds]
         tables = [fs.partition.label_table(y, one, y.max() + 1) for one in dealt]
         lines = map(json.loads, (path.parent / "metrics.jsonl").read_text().splitlines())
-        b2: dict[int, list[float]] = {seed: [] for seed in seeds}
-        for line in lines:
-            b2[line["seed"]].append(line["B2"])
+        first = {line["seed"]: line for line in lines if line["round"] == 1}
         found.append({
             "partition": text,
             "settings": [one.name for one in dealt],
             "accuracy": [100 * a for a in summary["fedavg"]["score_last_per_run"]],
             "EMD": [fs.partition.emd(table) for table in tables],
             "C-score": [fs.partition.c_score(table) for table in tables],
-            "B²": [float(np.mean(b2[seed])) for seed in seeds],
+            **{name: [first[seed][name] for seed in seeds] for name in ("B2", "BCGV")},
             "minutes": summary["fedavg"]["run_seconds"] / 60,
             "commit": summary["commit"],
         })  # fmt: skip
@@ -79,21 +78,28 @@ def correlations(cells: Sequence[Record]) -> list[Record]:
             (x, accuracy), rho, paired=True, vectorized=False, n_resamples=RESAMPLES,
             method="percentile", rng=0,
         ).confidence_interval  # fmt: skip
-        rows.append({"measure": name, "ρ": rho(x, accuracy), "from": float(low), "to": float(high)})
+        rows.append(
+            {
+                "measure": MEASURES[name],
+                "ρ": rho(x, accuracy),
+                "from": float(low),
+                "to": float(high),
+            }
+        )
     return rows
 
 
 def draw(cells: Sequence[Record], path: Path) -> None:
     """Accuracy against each measure, a mark for each run."""
-    figure = picture(9, 3)
+    figure = picture(11, 3)
     axes = figure.subplots(1, len(MEASURES), sharey=True)
     for axis, measure in zip(axes, MEASURES, strict=True):
         for i, (sampler, called) in enumerate(SAMPLERS.items()):
             mine = [c for c in cells if c["partition"].startswith(f"{sampler}(")]
             x, y = ([v for c in mine for v in c[name]] for name in (measure, "accuracy"))
             axis.plot(x, y, "os^D"[i], label=called, markersize=4, alpha=0.8)
-        axis.set_xlabel(measure)
-    axes[-1].set_xscale("log")
+        axis.set_xlabel(MEASURES[measure])
+    axes[2].set_xscale("log")
     axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(fontsize=7, frameon=False)
     plain(axes)
@@ -114,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     cells = [*new, *(c for c in before if c["partition"] not in {n["partition"] for n in new})]
     cells.sort(key=lambda c: (round(float(np.mean(c["EMD"])), 1), c["partition"]))
     shown = ("accuracy", *MEASURES)
-    rows = [{"partition": c["partition"], **{k: spread(c[k]) for k in shown}} for c in cells]
+    rows = [
+        {"partition": c["partition"], **{MEASURES.get(k, k): spread(c[k]) for k in shown}}
+        for c in cells
+    ]
     print(markdown(rows))
     found = correlations(cells) if len(cells) == 4 * 5 else []
     print(f"\n{markdown(found)}" if found else f"\n{len(cells)} of 20 cells: no correlation yet")
