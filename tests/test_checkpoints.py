@@ -56,7 +56,6 @@ SOME = (
     "ditto",
     "diloco",
     "dp_ftrl",
-    "ccvr",
     "fedproto",
     "dada",
 )
@@ -817,7 +816,7 @@ def test_a_damaged_file_is_named(name: str, content: str, told: str, tmp_path: P
         fs.load_run(tmp_path)
 
 
-KILLS = int(os.environ.get("KILLS", "2"))
+KILLS = int(os.environ.get("KILLS", "1"))
 KILLED = ["none"]
 if "KILLS" in os.environ:  # minutes
     KILLED = ["fedavg", "stc", "fedasync", "radfedi", "phase_shift", "ditto"]

@@ -466,7 +466,6 @@ def test_clusters_and_wandering_models_compose(
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "clusters": (lambda: clustering.ifca(0, None), "clusters must be at least 1, got 0"),  # type: ignore[arg-type]
-    "slots": (lambda: clusters("angle", slots=0), "slots must be at least 1, got 0"),
     "zero": (lambda: clusters("angle", limit=0), "above 0 and at most 180 degrees, got 0"),
     "wide": (lambda: clusters("angle", limit=181), "above 0 and at most 180 degrees, got 181"),
     "negative": (lambda: clusters("distance", limit=-1), "limit must be above 0, got -1"),

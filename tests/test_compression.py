@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, play
+from conftest import Federation, Play, assert_trees, largest_change, play, rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -523,8 +522,4 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors(case: str) -> None:
-    make, message = ERRORS[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
+test_errors = rejects(ERRORS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,7 +13,15 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, Play, assert_trees, largest_change, make_federation, play
+from conftest import (
+    Federation,
+    Play,
+    assert_trees,
+    largest_change,
+    make_federation,
+    play,
+    rejects,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -726,12 +733,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: on_bowls(epochs=math.inf),
         "above 0 and at most 10000, got inf",
     ),
-    "degrees": (lambda: augment.rotation(-1), "degrees must be at least 0 and finite, got -1"),
-    "tilt": (lambda: augment.perspective(5.0), "tilt must be in [0, 0.5), got 5.0"),
-    "std": (lambda: augment.noise(-1), "std must be at least 0 and finite, got -1"),
-    "contrast": (lambda: augment.colour_jitter(contrast=2), "contrast must be in [0, 1], got 2"),
     "hue": (lambda: augment.colour_jitter(hue=0.6), "hue must be in [0, 0.5], got 0.6"),
-    "white": (lambda: augment.altered_copies([], 0), "white must be positive and finite, got 0"),
     "optimizer": (
         lambda: fs.local_sgd(over_samples(bowl), 0.1),
         "optimizer must be an optax.GradientTransformation, got 0.1",
@@ -828,26 +830,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mu of nova": (lambda: nova(mu=10), "mu must be at least 0 and below 1 / lr = 10, got 10"),
     "both": (lambda: nova(mu=1, momentum=0.9), "mu must be 0 with momentum"),
-    "inexactness": (
-        lambda: fedprox(on_bowls(), clients_per_round=1, inexactness=1),
-        "inexactness must be in [0, 1), got 1",
-    ),
-    "server_lr": (
-        lambda: scaffold(on_bowls(), clients_per_round=1, server_lr=0),
-        "server_lr must be positive, got 0",
-    ),
-    "server_lr of fedadam": (
-        lambda: fedadam(on_bowls(), clients_per_round=1, server_lr=0, variant="optax"),
-        "server_lr must be positive, got 0",
-    ),
-    "server_lr of fedavgm": (
-        lambda: fedavgm(on_bowls(), clients_per_round=1, server_lr=-1),
-        "server_lr must be positive, got -1",
-    ),
-    "server_momentum": (
-        lambda: fedavgm(on_bowls(), clients_per_round=1, server_momentum=1),
-        "server_momentum must be in [0, 1), got 1",
-    ),
     "variant": (
         lambda: fedadam(on_bowls(), clients_per_round=1, variant="flower"),  # type: ignore[arg-type]
         "variant must be 'reddi' or 'optax', got 'flower'",
@@ -863,8 +845,4 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
-def test_setting_errors(case: str) -> None:
-    make, message = ERRORS[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
+test_setting_errors = rejects(ERRORS)

@@ -18,6 +18,8 @@ from benchmarks.reproduce import times
 from fedjax_sim.bench import main
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.commands import Source
+from fedjax_sim.cli.flags import flag
+from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.partition import expected_emd
 
@@ -72,6 +74,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def only_plans(given: list[str]) -> bool:
+    """Whether other tests train the method with its own flags, and read the same splits."""
+    method = given[given.index("--algo") + 1] if "--algo" in given else "phase_shift"
+    own = {flag(key) for key in parameters(method)} if method in fs.ALGORITHMS else set[str]()
+    elsewhere = {"--algo", "--partition", "--emd", "--split", "--folds", "--server-fraction"}
+    return {word for word in given if word.startswith("--")} <= own | elsewhere
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bare_command")
 @pytest.mark.parametrize("command", COMMANDS)
@@ -89,6 +99,9 @@ def test_every_command_runs(
         if "shakespeare" in given:  # an LSTM on all plays takes minutes
             monkeypatch.setattr(Source, "load", lambda self: cut(load(self)))
     few += ["--compare", "none", "--rounds", "2", "--seeds", "1", "--no-cache", "--devices", "1"]
+    if only_plans(given):
+        assert main([*few, *given, "--dry-run"]) == 0
+        return
     assert main([*few, *given, "--out", str(out)]) == 0
     done = fs.load_run(out)
     (name,) = done.algorithms

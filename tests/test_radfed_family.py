@@ -518,10 +518,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda local: radfeda(local, clients_per_round=3, server_optimizer="sgd"),  # type: ignore[arg-type]
         "server_optimizer must be one of adagrad, adam, yogi, got 'sgd'",
     ),
-    "alpha": (
-        lambda local: radfed(local, clients_per_round=3, server_optimizer="adam", alpha=0),
-        "alpha must be in (0, 1], got 0",
-    ),
     "peers": (
         lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
@@ -530,7 +526,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: selection.importance(no_score, initial="zeros"),  # type: ignore[arg-type]
         "initial must be 'gradient' or 'ones', got 'zeros'",
     ),
-    "none active": (lambda _: selection.uniform(active=0), "active must be at least 1, got 0"),
     "sticky": (
         lambda _: selection.uniform(sticky=True, active=2),
         "active must be None if slots keep their clients, got 2",
@@ -542,10 +537,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "kind": (
         lambda _: squared_gradient(no_objective, 4, "client"),  # type: ignore[arg-type]
         "kind must be 'minibatch' or 'sample', got 'client'",
-    ),
-    "batch": (
-        lambda _: squared_gradient(no_objective, 0),
-        "batch_size must be at least 1, got 0",
     ),
     "unreported": (
         lambda _: selection.importance(no_score).update(jnp.ones(2), jnp.array([0]), reports(1)),
