@@ -408,17 +408,6 @@ def test_a_client_keeps_its_state_from_visit_to_visit() -> None:
 
 
 @pytest.mark.slow
-def test_devices_and_chunks_change_nothing() -> None:
-    made = fedbuff(local(), clients_per_round=6, buffer_size=3, clock=MIXED).on(ONE["execution"])
-    a = play(made, net(), federation().data, 5)
-    for devices, chunk in ((3, 2), (1, 0)):
-        execution = fs.make_execution(devices=devices, chunk=chunk)
-        b = play(made.on(execution), net(), federation().data, 5)
-        assert_trees([m.time for m in a.metrics], [m.time for m in b.metrics])
-        assert_trees(a.servers, b.servers, rtol=2e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_models_at_work_are_not_copied() -> None:
     """A round writes one model among them, where it is."""
     many = make_federation(sizes=(2,) * 60, shape=(2000,), tests=1)

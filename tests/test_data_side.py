@@ -434,21 +434,6 @@ def test_fedmix_objective(federation: Federation, models: dict[str, fs.Model]) -
         assert np.vdot(gradient[layer], step) == pytest.approx(slope, rel=1e-3, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_fedmix_without_mixing_is_fedavg(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    # A vmap around the derivatives.
-    model, execution = models["logistic"], make_execution(1, chunk=0)
-    risk = fs.empirical_risk(model)
-    local = fs.local_sgd(risk, optax.sgd(0.05, momentum=0.9), batch_size=8)
-    plain = play(fs.fedavg(local, clients_per_round=3).on(execution), model, federation.data, 2)
-    none = fedmix(local, clients_per_round=3, objective=risk, mix_ratio=0.0, mix_samples=3)
-    mixed = play(none.on(execution), model, federation.data, 2)
-    assert_trees(mixed.servers, plain.servers, rtol=1e-6, atol=1e-8)  # sums in another order
-    assert largest_change(plain.servers[0], plain.servers[1]) > 1e-3
-
-
 @dataclasses.dataclass
 class Mixing(oracle.Oracle):
     """FedMix's clients, eq. 4 with a block of another client."""

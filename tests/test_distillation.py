@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -118,25 +117,6 @@ def test_without_teachers_the_server_stays(rooted: ClientData, net: fs.Model) ->
     out = play(made(net).replace(selection=poisson(1e-6)), net, rooted, 1)
     assert int(out.metrics[0].visits) == 0
     assert_trees(out.final, net.init(jax.random.fold_in(jax.random.key(0), 0)))
-
-
-@pytest.mark.slow
-def test_a_model_that_is_absent_may_be_nan(rooted: ClientData, net: fs.Model) -> None:
-    part = fs.server.distilled(net, 2)
-    w, *moves = (net.init(jax.random.key(s)) for s in range(4))
-    data = jax.device_put(rooted)
-
-    @jax.jit
-    def taken(updates: fs.Variables, weights: jax.Array) -> fs.Variables:
-        cohort: Any = SimpleNamespace(server=w, received=fs.tree.stack_copies(w, 1), data=data)
-        gathered = fs.base.Gathered(updates, weights, cohort)
-        return part.update(jax.random.key(0), moves[0], w, (), gathered)[0]
-
-    rows = [jax.tree.map(lambda a: a * jnp.nan, moves[1]), moves[1], moves[2]]
-    three = jax.tree.map(lambda *a: jnp.stack(a), *rows)
-    two = jax.tree.map(lambda a: a[1:], three)
-    ours, theirs = taken(three, jnp.array([0.0, 1, 3])), taken(two, jnp.array([2.0, 1]))
-    assert_trees(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_without_steps_it_is_fedavg(rooted: ClientData, net: fs.Model) -> None:

@@ -660,37 +660,6 @@ def test_corrections_are_dropped_by_none() -> None:
     assert local.client_state(point().init(jax.random.key(0)))[1] == ()
 
 
-@pytest.mark.slow
-def test_two_seeds_are_two_runs() -> None:
-    """Everything at once, under vmap: corrections, client states, an adaptive server, ..."""
-    local = on_bowls(0.05, epochs=3).change(
-        corrections=(corrections.scaffold(), corrections.adaptive_proximal(0.1)),
-        optimizer_state="keep",
-    )
-    algorithm = fs.compose(
-        local,
-        selection=fs.selection.uniform(),
-        clients_per_round=2,
-        sending=(fs.sending.clip_norm(1.0), fs.sending.compressed(fs.compression.top_k(0.5))),
-        server=fs.server.optimizer(optimizers.yogi(0.1, tau=0.1)),
-    ).on(ONE)
-    model, data = point(), jax.device_put(quadratics())
-    keys = jnp.stack([jax.random.key(seed) for seed in (0, 1)])
-
-    def two_rounds(key: jax.Array) -> Any:
-        state = algorithm.init(key, model.init(key), data)
-        return jax.lax.fori_loop(0, 2, lambda t, s: step(jax.random.fold_in(key, t), s), state)
-
-    def step(key: jax.Array, state: Any) -> Any:
-        return algorithm.step(key, state, data)[0]
-
-    both, second = jax.jit(jax.vmap(two_rounds))(keys), jax.jit(two_rounds)(keys[1])
-    assert_trees(jax.tree.map(lambda a: a[1], both), second, 1e-4, 1e-5)
-    for a in jax.tree.leaves(both.server):
-        assert np.isfinite(a).all()
-        assert np.abs(np.asarray(a[0]) - np.asarray(a[1])).max() > 1e-4
-
-
 def nova(**options: Any) -> Any:
     return preaggregation.normalise(**{"lr": 0.1, **options})
 

@@ -494,17 +494,6 @@ def test_options_switched_off_are_radfed(
     assert_trees(run.servers, watched.servers[:5])
 
 
-@pytest.mark.slow
-def test_all_at_once_trains(federation: Federation, model: fs.Model) -> None:
-    everything = make(model, 4, 3, active_clients=3, **ALL | {"server_lr": 0.3})
-    result = fs.simulate(
-        everything, model, federation.data, federation.test, rounds=15, classes=3, seeds=(0, 1)
-    )
-    losses = [e.test_loss for e in result.evaluations]
-    assert (losses[-1] < 0.7 * losses[0]).all()
-    assert result.xla_programs <= 5
-
-
 ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no objective": (
         lambda local: radfed(local, clients_per_round=3, importance="sample"),

@@ -1075,22 +1075,6 @@ def test_robust_with_the_mean_is_fedavg() -> None:
     assert repr(made) == repr(plain)
 
 
-@pytest.mark.slow
-def test_one_client_makes_every_rule_its_model(
-    crowd: Federation, models: dict[str, fs.Model]
-) -> None:
-    """Also on four devices, where three rows are padding."""
-    model = models["logistic"]
-    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=10)
-    alone = trained(
-        model, fs.fedavg(local, clients_per_round=1).on(ONE["execution"]), crowd.data, 1
-    )
-    execution = fs.make_execution(devices=4)
-    for rule in ("krum", "geometric_median"):
-        algorithm = robust(local, clients_per_round=1, aggregator=rule, byzantine=0).on(execution)
-        assert_trees(alone, trained(model, algorithm, crowd.data, 1), rtol=1e-6)
-
-
 LOCAL = fs.local_sgd(lambda *_: (jnp.float32(0), ()), optax.sgd(0.1))
 
 

@@ -104,13 +104,6 @@ def test_mix_is_a_part_of_the_way_of_weights_and_state() -> None:
     assert out.state["count"].dtype == jnp.int32
 
 
-def test_mix_by_one_is_the_aggregate() -> None:
-    w, step = (Variables(jax.random.normal(jax.random.key(s), (50,)), ()) for s in (0, 1))
-    nothing: Any = None
-    taken, _ = server.mix(1.0).update(jax.random.key(0), step, w, (), nothing)
-    assert_trees(taken, step)
-
-
 def test_an_optimiser_moves_the_weights_and_replaces_the_state() -> None:
     """BatchNorm statistics are neither kept from the old model nor scaled by the rate."""
     half = server.optimizer(optax.sgd(0.5))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, play
+from conftest import Federation, play
 from oracle import Layers, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
@@ -92,16 +92,6 @@ def test_like_the_paper(federation: Federation, models: dict[str, fs.Model]) -> 
     assert any(a > b for a, b in itertools.pairwise(taus))
     assert len(owners) > 3
     assert again
-
-
-@pytest.mark.slow
-def test_one_step_is_parallel_sgd(federation: Federation, models: dict[str, fs.Model]) -> None:
-    model = models["logistic"]
-    ours = made(model, batch=8, fewest_steps=1, most_steps=1)
-    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=8, max_steps=1)
-    theirs = fs.fedavg(local, clients_per_round=COHORT)
-    a, b = (play(each, model, federation.data, 3) for each in (ours, theirs))
-    assert_trees(a.final, b.final, rtol=1e-6, atol=1e-7)
 
 
 def test_traffic_alone_asks_for_the_most_steps(
