@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -218,6 +218,22 @@ def promising(part: Any, **promises: Any) -> Any:
     return kind(**{field.name: getattr(part, field.name) for field in dataclasses.fields(part)})
 
 
+def rejects(
+    cases: Mapping[str, tuple[Callable[..., Any], str]], *fixtures: str, escape: bool = True
+) -> Callable[..., None]:
+    """Makes the test that every case, called with fixtures, is a ValueError with its message."""
+
+    @pytest.mark.parametrize("case", cases)
+    def test(case: str, request: pytest.FixtureRequest) -> None:
+        make, message = cases[case]
+        given = [request.getfixturevalue(name) for name in fixtures]
+        with pytest.raises(ValueError, match=re.escape(message) if escape else message) as caught:
+            make(*given)
+        assert len(str(caught.value).splitlines()) == 1
+
+    return test
+
+
 def known(value: T | None) -> T:
     """What a result has here, and others may lack."""
     assert value is not None
@@ -395,6 +411,11 @@ def models(federation: Federation) -> dict[str, fs.Model]:
         "mlp": lambda: fs.models.mlp(shape, federation.classes, widths=(7, 5)),
     }
     return {name: make() for name, make in build.items()}
+
+
+@pytest.fixture
+def logistic(models: dict[str, fs.Model]) -> fs.Model:
+    return models["logistic"]
 
 
 @contextlib.contextmanager

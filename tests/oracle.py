@@ -36,6 +36,20 @@ def layers_of(variables: Any) -> Layers:
     return out
 
 
+def logits(layers: Layers, x: Numbers) -> np.ndarray:
+    """Outputs of a ReLU network (none hidden: logistic regression)."""
+    h = np.asarray(x, np.float64).reshape(len(x), -1)
+    for w, b in zip(layers[:-2:2], layers[1:-2:2], strict=True):
+        h = np.maximum(h @ w + b, 0)
+    return np.asarray(h @ layers[-2] + layers[-1])
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Probabilities of each row."""
+    raised = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
 def loss_and_gradient(layers: Layers, x: Numbers, y: Numbers) -> tuple[float, Layers]:
     """Mean cross-entropy of a ReLU network (none hidden: logistic regression), by hand."""
     x, y = np.asarray(x), np.asarray(y)

@@ -40,15 +40,14 @@ MODEL = fs.models.logistic((FEATURES,), CLASSES)
 ROW = 4 * CLASSES * (FEATURES + 1)
 """Bytes of a logistic regression."""
 
-OTHERS = (
-    "adaptive_steps", "apfl", "cmfl", "fd", "fedadmm", "fedala", "fedper", "fedproto", "stc",
-)  # fmt: skip
+OTHERS = ("adaptive_steps", "apfl", "cmfl", "fedala", "fedper", "fedproto", "stc")
 ELSEWHERE = ("ditto", "scaffold")
 """Methods of the other tests here."""
 LAYERED = ("fedala", "fedper", "fedproto")
 """They tell the layers of a network apart."""
 ALIKE = (
-    "fedavg_top_k", "fedbn", "feddyn", "fedlesam", "fedmd", "fedrep", "fedrod", "lg_fedavg", "moon"
+    "fd", "fedadmm", "fedavg_top_k", "fedbn", "feddyn", "fedlesam", "fedmd", "fedrep", "fedrod",
+    "lg_fedavg", "moon",
 )  # fmt: skip
 """Their clients keep other arrays by the same parts: what a round changes, leaves of the model."""
 

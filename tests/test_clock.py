@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import SIZES, altered_data, assert_trees, known, make_federation, play, some_slow
+from conftest import (
+    SIZES,
+    altered_data,
+    assert_trees,
+    known,
+    make_federation,
+    play,
+    rejects,
+    some_slow,
+)
 
 import fedjax_sim as fs
 from fedjax_sim.base import Now
@@ -110,9 +119,8 @@ def reported(algorithm: fs.Algorithm, data: fs.ClientData | None = None) -> Repo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "phase_shift", "radfed"])
-def test_equal_devices_change_nothing_but_tell_the_seconds(name: str) -> None:
-    plain, timed = reported(method(name)), reported(method(name, clock=COUNTING))
+def test_equal_devices_change_nothing_but_tell_the_seconds() -> None:
+    plain, timed = (reported(method("phase_shift", clock=clock)) for clock in (None, COUNTING))
     assert_trees(plain.variables, timed.variables)
     assert_trees(plain.metrics, timed.metrics._replace(time=None))
     assert plain.metrics.time is None
@@ -722,24 +730,15 @@ def test_days_go_by() -> None:
 # ---- what is refused ----
 
 BAD: dict[str, tuple[Any, str]] = {
-    "no seconds": (lambda: clock.simulated(0), "compute must be positive and finite, got 0"),
-    "NaN": (lambda: clock.constant(math.nan), "value must be positive and finite, got nan"),
     "negative": (lambda: clock.tiers(1, -2), "values must be positive and finite, got -2"),
     "none": (clock.tiers, "tiers needs at least one value"),
-    "median": (lambda: clock.lognormal(math.inf, 1), "median must be positive and finite, got inf"),
     "sigma": (lambda: clock.lognormal(1, -1), r"sigma must be in \[0, 10\], got -1"),
-    "least": (lambda: clock.pareto(0, 1), "least must be positive and finite, got 0"),
     "alpha": (lambda: clock.pareto(1, 0.1), "alpha must be at least 0.5 and finite, got 0.1"),
-    "up": (lambda: clock.bandwidth(-1, 1), "up must be positive and finite, got -1"),
-    "down": (lambda: clock.bandwidth(1, math.nan), "down must be positive and finite, got nan"),
     "shared": (
         lambda: clock.bandwidth(clock.tiers(1, 2), 1, shared=True),
         "up must be a number for a shared uplink",
     ),
     "period": (lambda: clock.diurnal(0.5, 0.5), "period must be a whole number of seconds from 1"),
-    "deadline": (lambda: clock.simulated(1, deadline=0), "deadline must be positive and finite"),
-    "idle": (lambda: clock.simulated(1, idle=0), "idle must be positive and finite, got 0"),
-    "watts": (lambda: clock.simulated(1, watts=-5), "watts must be positive and finite, got -5"),
     "late": (
         lambda: clock.simulated(1, late="wait"),  # type: ignore[arg-type]
         "late must be 'drop' or 'partial', got 'wait'",
@@ -799,9 +798,4 @@ BAD: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_is_refused(case: str) -> None:
-    make, message = BAD[case]
-    with pytest.raises(ValueError, match=message) as caught:
-        make()
-    assert len(str(caught.value).splitlines()) == 1
+test_what_is_refused = rejects(BAD, escape=False)

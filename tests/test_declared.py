@@ -18,40 +18,57 @@ from fedjax_sim.base import ranges
 
 DECLARED = {
     "at least 1": """
-        adaptive_proximal.patience astraea.mediator_epochs banded_mechanism.bands bucketing.size
-        budgeted.most by_norm.iterations classification.classes delayed.rounds discrepancy.classes
-        fang_krum.evaluations geometric_median.iterations learned.peers low_rank.rank
-        mediators.clients_each
-        moreau_envelope.inner_steps multi_krum.keep multi_label.labels next_token.vocabulary
-        optimised.evaluations past_models.buffer peer_means.mix_samples
-        per_fedavg.fine_tuning_steps power_of_choice.candidates
-        prototypes.classes radfed.redistribution_rounds regression.targets scouted.fewest
-        scouted.rounds simulated.first stochastic_quantisation.levels suspicion.batch_size
-        traced.first within_deadline.candidates""",
+        adaptive_proximal.patience agreed.digest_batch_size astraea.mediator_epochs
+        banded_mechanism.bands bucketing.size budgeted.most buffered.size by_norm.iterations
+        calibrated.samples ccvr.classes classification.classes consensus.samples delayed.rounds
+        discrepancy.classes distilled.batch_size dp_fedavg.clients_per_round dynamic.slots
+        fang_krum.evaluations fd.classes fedavg.clients_per_round fedmd.classes
+        geometric_median.iterations learned.peers local_sgd.batch_size low_rank.rank
+        mediators.clients_each moreau_envelope.inner_steps multi_krum.keep multi_label.labels
+        next_token.vocabulary optimised.evaluations past_models.buffer peer_means.mix_samples
+        per_fedavg.fine_tuning_steps power_of_choice.candidates prototypes.classes
+        radfed.redistribution_rounds regression.targets scouted.fewest scouted.rounds
+        simulated.first squared_gradient.batch_size stochastic_quantisation.levels
+        suspicion.batch_size tiers.count traced.first uniform.active within_deadline.candidates""",
     "positive": """
-        adaptive_mechanism.clip adaptive_mechanism.clients_per_round adaptive_proximal.step
+        adaptive_mechanism.clients_per_round adaptive_mechanism.clip adaptive_proximal.step
         agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr client_momentum.lr
-        clip_norm.limit deep_q.lr distilled.lr dp_sgd.clip dynamic.alpha fedadmm.rho
-        gaussian_mechanism.clients_per_round gaussian_mechanism.clip geometric_median.eps
+        clip_norm.limit deep_q.lr distilled.lr dp_ftrl.server_lr dp_sgd.clip dynamic.alpha
+        fedadam.server_lr fedadmm.rho fedavgm.server_lr gaussian_mechanism.clients_per_round
+        gaussian_mechanism.clip geometric_median.eps learned.mu_2 learned.penalty
         model_contrast.temperature moreau_envelope.inner_lr moreau_envelope.lam normalise.lr
         not_true_distillation.temperature pfedme.beta poisson.clients_per_round q_fair.lr
-        scaffnew.lr teacher_distillation.temperature tree_mechanism.clip""",
+        scaffnew.lr scaffold.server_lr teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """
         adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
-        balanced.gamma calibration.tau ditto.lam empirical_risk.l2 extrapolated.eps
-        guided.penalty hard_threshold.threshold model_contrast.mu near_outputs.gamma
-        near_prototypes.lam
-        not_true_distillation.beta ozdayi.server_epochs proximal.mu q_fair.q
-        sign_agreement.threshold stale.most suspicion.rho teacher_distillation.gamma""",
+        agreed.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
+        discrepancy.a discrepancy.b distilled.steps ditto.lam empirical_risk.l2
+        estimated_sharpness.rho extrapolated.eps fedasync.max_staleness guided.penalty
+        hard_threshold.threshold learned.lr learned.mu_1 model_contrast.mu near_outputs.gamma
+        near_prototypes.lam not_true_distillation.beta ozdayi.server_epochs proximal.mu q_fair.q
+        sharpness_aware.rho sign_agreement.threshold stale.most staleness.grace staleness.slope
+        suspicion.rho teacher_distillation.gamma""",
     "in [0, 1)": """
-        client_momentum.momentum mixed_objective.mix_ratio normalise.momentum q_fair.momentum
-        scaffnew.momentum simulated.failures suspicion.dropped traced.failures""",
+        client_momentum.momentum dp_ftrl.server_momentum fedavgm.server_momentum
+        global_momentum.beta local_sgd.inexactness mixed_objective.mix_ratio normalise.momentum
+        q_fair.momentum scaffnew.momentum simulated.failures suspicion.dropped traced.failures""",
     "in [0, 1]": """
-        adaptive_mechanism.quantile bernoulli.p diurnal.share importance.gamma
-        interpolated.alpha matchings.activity relevant_only.relevance sometimes.chance""",
+        adaptive_mechanism.quantile bernoulli.p colour_jitter.contrast diurnal.share guided.explore
+        importance.gamma interpolated.alpha local_sgd.stragglers matchings.activity
+        relevant_only.relevance sometimes.chance""",
     "in (0, 1]": """
-        adaptively_mixed.mix_share client_momentum.alpha geometric.p mix.alpha random_mask.share
-        scaffnew.p staleness.alpha ternary.sparsity top_k.sparsity""",
+        adaptively_mixed.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
+        random_mask.share scaffnew.p staleness.alpha ternary.sparsity top_k.sparsity""",
+    "at least 0 and finite": """
+        adaptive_mechanism.clip_lr dp_sgd.noise_multiplier gaussian.sigma
+        gaussian_mechanism.noise_multiplier noise.sigma noise.std rotation.degrees""",
+    "in [0, 0.5)": """
+        caf.byzantine krum.byzantine nearest_neighbour_mixing.byzantine perspective.tilt
+        trimmed_mean.beta""",
+    "positive and finite": """
+        altered.white altered_copies.white bandwidth.down bandwidth.up constant.value ipm.epsilon
+        lognormal.median pareto.least sign_flip.scale simulated.compute simulated.deadline
+        simulated.idle simulated.watts""",
 }
 """The settings with a range; those that are not here yet are checked too."""
 

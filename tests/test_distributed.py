@@ -23,7 +23,7 @@ from fedjax_sim import bench
 from fedjax_sim.cli.processes import _digest, join, meeting, programs_of
 from fedjax_sim.run.identity import random_settings
 
-METHODS = ("phase_shift", "gossip", "dp_fedavg", "ditto", "fedadam")
+METHODS = ("phase_shift", "ditto", "fedadam")
 """The command below runs radfed; of the others tests/test_methods.py asks that no sum is left to
 the processes' order."""
 TINY = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--emd", "0.9"]

@@ -147,7 +147,7 @@ def test_killed_dask_workers_change_nothing(
     start("dask", "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file))
     wait_for(file.exists)
     common = ("--nthreads", "1", "--no-nanny", "--no-dashboard", "--scheduler-file", str(file))
-    workers = [start("dask", "worker", *common) for _ in range(4)]
+    workers = [start("dask", "worker", *common) for _ in range(3)]
     out = tmp_path / "out"
     address = json.loads(file.read_text())["address"]
     argv = ["--devices", "1", "--out", "out", "--executor", f"dask({address})"]

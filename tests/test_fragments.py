@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +10,12 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, make_federation, play
+from conftest import Federation, assert_trees, make_federation, play, rejects
 from oracle import Layers, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
 from fedjax_sim import exchange, flight, leaves, selection, server
-from fedjax_sim.algorithms import diloco, streaming_diloco
+from fedjax_sim.algorithms import streaming_diloco
 from fedjax_sim.base import Exchange, Fragment, LocalUpdate, Traffic
 from fedjax_sim.run.ledger import sent_bytes
 
@@ -102,14 +101,6 @@ def test_whole_runs_are_those_of_the_oracle(
     assert_trees(out.final, out.servers[-1])
     cohorts = {tuple(map(int, m.client)) for m in out.metrics}
     assert len(cohorts) == {ROUNDS: 1, 3: 2, 1: ROUNDS}[stay]
-
-
-@pytest.mark.slow
-def test_one_fragment_of_all_clients_is_diloco(federation: Federation, net: fs.Model) -> None:
-    ours = play(streaming(net, 8, fragments=1), net, federation.data, 3)
-    whole = diloco(local_of(net), clients_per_round=8).on(ONE)
-    theirs = play(whole, net, federation.data, 3)
-    assert_trees(ours.servers, theirs.servers, rtol=1e-6, atol=1e-7)
 
 
 def test_bytes_are_those_of_the_fragment_whose_turn_it_is(net: fs.Model) -> None:
@@ -220,11 +211,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(net: fs.Model, case: str) -> None:
-    make, message = REFUSED[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(net)
+test_what_does_not_fit_is_refused = rejects(REFUSED, "net")
 
 
 def test_all_slots_meet_in_every_round(net: fs.Model) -> None:

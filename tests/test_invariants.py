@@ -180,51 +180,6 @@ def test_chunks_and_devices_are_invisible(
     assert all(int(m.executed) >= int(m.steps) for m in other.metrics)
 
 
-@pytest.mark.slow
-def test_a_batched_learning_rate_is_one_rate_after_another(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    """On one device and on four."""
-    model, data, key = models["logistic"], jax.device_put(federation.data), jax.random.key(0)
-
-    def trained(lr: Any, devices: int) -> Any:
-        local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(lr))
-        algorithm = fs.phase_shift(local, clients_per_round=4, phases=2).on(
-            fs.make_execution(devices=devices)
-        )
-
-        def one(t: jax.Array, state: Any) -> Any:
-            return algorithm.step(jax.random.fold_in(key, t), state, data)[0]
-
-        state = jax.lax.fori_loop(0, 2, one, algorithm.init(key, model.init(key), data))
-        return known(state.slots).variables
-
-    rates, one = jnp.array([0.0, 0.1, 0.3]), jax.jit(functools.partial(trained, devices=1))
-    alone = [one(rate) for rate in rates]
-    for devices in (1, 4):
-        together = jax.jit(jax.vmap(functools.partial(trained, devices=devices)))(rates)
-        for i, wanted in enumerate(alone):
-            found = jax.tree.map(lambda a, i=i: a[i], together)
-            assert_trees(found, wanted, rtol=2e-5, atol=2e-6)
-    assert largest_change(alone[1], alone[2]) > 1e-2
-
-
-@pytest.mark.slow
-def test_seeds_are_separate_runs(federation: Federation, models: dict[str, fs.Model]) -> None:
-    model, data, test = models["logistic"], federation.data, federation.test
-    algorithm = fs.phase_shift(local_sgd(model), clients_per_round=4, phases=2)
-
-    def go(seeds: tuple[int, ...]) -> Any:
-        return fs.simulate(algorithm, model, data, test, rounds=3, classes=3, seeds=seeds)
-
-    both, alone = go((5, 9)), [go((5,)), go((9,))]
-    for i, single in enumerate(alone):
-        mine = jax.tree.map(lambda a, i=i: a[i : i + 1], both.variables)
-        assert_trees(mine, single.variables, rtol=2e-5, atol=2e-6)
-    assert largest_change(alone[0].variables, alone[1].variables) > 1e-2
-    assert both.xla_programs <= 5
-
-
 def test_advancing_again_compiles_nothing(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:

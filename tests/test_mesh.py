@@ -27,7 +27,6 @@ def method(name: str, **options: Any) -> fs.Algorithm:
 
 
 METHODS = {
-    "fedavg": lambda: method("fedavg"),
     "phase_shift": lambda: method("phase_shift", phases=5),
     "radfed": lambda: method("radfed", redistribution_rounds=2),
     "scaffold": lambda: method("scaffold"),
@@ -59,7 +58,6 @@ def alone(name: str) -> fs.Result:
     some_slow(
         [
             ("radfed", "lanes"),
-            ("fedavg", "chunks"),
             ("phase_shift", "chunks"),
             ("scaffold", "lanes"),
             ("fedadam", "one by one"),

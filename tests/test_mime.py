@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, known, make_federation, play
+from conftest import Federation, assert_trees, known, make_federation, play, rejects
 from oracle import Layers, Numbers, Oracle, average, layers_of, loss_and_gradient, plus, zeros
 
 import fedjax_sim as fs
@@ -191,11 +190,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(models: dict[str, fs.Model], case: str) -> None:
-    make, message = REFUSED[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(models["logistic"])
+test_what_does_not_fit_is_refused = rejects(REFUSED, "logistic")
 
 
 def test_the_server_has_no_cohort(models: dict[str, fs.Model]) -> None:

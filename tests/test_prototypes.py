@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, play
+from conftest import Federation, Play, assert_trees, play, rejects
 from fed import COHORT, LR, ONE, STEPS, local_of, samples
 from oracle import Layers, layers_of, loss_and_gradient, plus
 
@@ -144,11 +144,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(net: fs.Model, case: str) -> None:
-    make, message = REFUSED[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make(net)
+test_what_does_not_fit_is_refused = rejects(REFUSED, "net")
 
 
 def test_a_term_without_prototypes_is_refused(federation: Federation, net: fs.Model) -> None:
