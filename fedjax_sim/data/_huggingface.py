@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+from unittest import mock
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
@@ -27,7 +28,7 @@ from fedjax_sim.data._hf_folder import check_images, one_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, read_inputs
 from fedjax_sim.data.cells import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs, replacing
+from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
@@ -50,34 +51,17 @@ ROLES = ("label", "target", "client", "input", "test")
 OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size")
 
 
-class Request(NamedTuple):
-    """A parsed ``hf:`` text: place, configuration, and arguments of :func:`from_huggingface`."""
-
-    place: str
-    config: str | None
-    columns: Mapping[str, Any]
-
-
-def parse_request(text: str) -> Request:
-    """Parses ``NAME[,label=COLUMN][,client=COLUMN]...``.
-
-    Raises:
-        ValueError: if the text does not have this form.
-
-    Example:
-        >>> parse_request("patients,client=hospital,test=0.5").columns
-        {'client': 'hospital', 'test': 0.5}
-    """
-    place, given = split_options("hf", text, OPTIONS, FORM)
+def parse_request(text: str) -> tuple[str, dict[str, Any]]:
+    """Parses ``NAME[,label=COLUMN]...`` into the place and the options, or raises ValueError."""
+    place, options = split_options("hf", text, OPTIONS, FORM)
     if not place:
         raise ValueError(f"hf: must have a folder, file or name, got {text!r}; its form is {FORM}")
-    config = given.pop("config", None)
-    check_roles({key: value for key, value in given.items() if key in ROLES})
-    return Request(place, config, given)
+    check_roles({key: value for key, value in options.items() if key in ROLES})
+    return place, options
 
 
-def huggingface(name: str, of: Request) -> Dataset:
-    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub.
+def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -> Dataset:
+    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub, ``config`` of it.
 
     Files are read again every time; data of the Hub are downloaded into the cache of ``datasets``.
 
@@ -85,18 +69,6 @@ def huggingface(name: str, of: Request) -> Dataset:
         DataNotFoundError: if the data are missing, or ``datasets`` is not installed.
         ValueError: if the data cannot be read, or :func:`from_huggingface` rejects them.
     """
-    datasets = _library(name)
-    place = Path(of.place).expanduser()
-    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
-        if place.exists():
-            with _offline(datasets):
-                loaded = read_local(datasets, place, of.config, scratch)
-        else:
-            loaded = _load_from_hub(datasets, name, of)
-        return from_huggingface(name, loaded, **of.columns)
-
-
-def _library(name: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -104,7 +76,14 @@ def _library(name: str) -> Any:
             f"data set {name!r} needs Hugging Face datasets, which is not installed: "
             "pip install datasets"
         ) from error
-    return datasets
+    place = Path(at).expanduser()
+    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
+        if place.exists():
+            with _offline(datasets):
+                loaded = read_local(datasets, place, config, scratch)
+        else:
+            loaded = _load_from_hub(datasets, name, at, config)
+        return from_huggingface(name, loaded, **columns)
 
 
 @contextmanager
@@ -125,8 +104,10 @@ def _offline(datasets: Any) -> Iterator[None]:
     """Prevents ``datasets`` from connecting to the Hub."""
     from huggingface_hub import constants
 
-    switch = {"HF_HUB_OFFLINE": True}
-    with replacing(datasets.config, **switch), replacing(constants, **switch):
+    with (
+        mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+        mock.patch.object(constants, "HF_HUB_OFFLINE", True),
+    ):
         yield
 
 
@@ -140,13 +121,13 @@ def _reachable() -> bool:
         return False
 
 
-def _load_from_hub(datasets: Any, name: str, of: Request) -> Any:
+def _load_from_hub(datasets: Any, name: str, at: str, config: str | None) -> Any:
     with nullcontext() if may_download() and _reachable() else _offline(datasets):
         try:
-            loaded = datasets.load_dataset(of.place, of.config)
+            loaded = datasets.load_dataset(at, config)
         except OSError as error:  # also if there is no such name
             raise DataNotFoundError(
-                f"data set {name!r}: there is no folder or file {of.place}, and as a "
+                f"data set {name!r}: there is no folder or file {at}, and as a "
                 f"name on the Hub it cannot be loaded: {one_line(error)}"
             ) from error
         except Exception as error:

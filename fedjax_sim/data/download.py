@@ -5,11 +5,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.request import getproxies
 
 import numpy as np
@@ -22,7 +23,6 @@ from fedjax_sim.data.folder import (
     may_download,
     not_ready,
     quiet_logs,
-    replacing,
 )
 
 
@@ -52,9 +52,11 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
             yield key, example
 
     files = SimpleNamespace(GFile=open, isdir=os.path.isdir)
-    tensorflow = {"tf": SimpleNamespace(io=SimpleNamespace(gfile=files))}
-    used = tensorflow if getattr(module, "tf", None) is not None else {}
-    with replacing(module, **used), replacing(builder, _generate_examples=generate_pillow):
+    tensorflow = SimpleNamespace(io=SimpleNamespace(gfile=files))
+    with ExitStack() as stack:
+        if getattr(module, "tf", None) is not None:
+            stack.enter_context(mock.patch.object(module, "tf", tensorflow))
+        stack.enter_context(mock.patch.object(builder, "_generate_examples", generate_pillow))
         yield
 
 
@@ -156,7 +158,7 @@ def _first_line(reason: object) -> str:
 @contextmanager
 def _no_folder_left() -> Iterator[None]:
     """Removes the temporary folder that TFDS makes for every missing data set."""
-    with tempfile.TemporaryDirectory() as folder, replacing(tempfile, tempdir=folder):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
         yield
 
 
@@ -164,7 +166,7 @@ class _ForeignClassError(ValueError):
     """A features.json that names a class outside TFDS."""
 
 
-def _only_tfds_features(connector: Any) -> AbstractContextManager[None]:
+def _only_tfds_features(connector: Any) -> AbstractContextManager[Any]:
     """Prevents TFDS from importing modules that a features.json names."""
     before = connector.__dict__["cls_from_name"]
 
@@ -176,7 +178,7 @@ def _only_tfds_features(connector: Any) -> AbstractContextManager[None]:
             )
         return before.__func__(cls, name)
 
-    return replacing(connector, cls_from_name=classmethod(class_of_tfds))
+    return mock.patch.object(connector, "cls_from_name", classmethod(class_of_tfds))
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:
