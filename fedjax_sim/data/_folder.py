@@ -22,11 +22,6 @@ def image_folder(
     ``test`` is another folder of test images, or the share of each class; None for ``test``, or a
     fifth if there is no such folder. Classes are in the order of their names, or of their numbers;
     inputs are ``uint8[n, H, W, 1 or 3]``, sorted by class and file name.
-
-    Raises:
-        DataNotFoundError: if a folder is missing.
-        ValueError: if a class has no images, or an image cannot be read or differs in size; the
-            message names the folder or file.
     """
     existing(name, folder, folder=True)
     split = isinstance(test, str) or (folder / "test").is_dir() or (folder / "train").is_dir()

@@ -64,10 +64,6 @@ def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -
     """Loads a folder, a .parquet or .arrow file, or a data set of the Hub, ``config`` of it.
 
     Files are read again every time; data of the Hub are downloaded into the cache of ``datasets``.
-
-    Raises:
-        DataNotFoundError: if the data are missing, or ``datasets`` is not installed.
-        ValueError: if the data cannot be read, or :func:`from_huggingface` rejects them.
     """
     try:
         import datasets
@@ -226,9 +222,6 @@ def from_huggingface(
     else:
         y = target_values(parts, target)
     inputs = read_inputs(parts, columns, categorical, missing == "mean", size)
-    strata = np.zeros(len(y), np.int32)
-    if target is None and y.ndim == 1:
-        strata = np.unique(y, return_inverse=True)[1].astype(np.int32)
     hint = f"; column {label!r} has {len(names)} classes" if names else ""
     if held_out is not None:
         in_test = np.repeat([False, True], [len(part.rows) for part in parts])
@@ -237,11 +230,11 @@ def from_huggingface(
     else:
         column = None if flags is None else key_values(parts, flags).astype(np.str_)
         option = flags or share_or_name(str(FIFTH if test is None else test))
+        strata = y if target is None and y.ndim == 1 else np.zeros(len(y))
         in_test, words = choose_test(option, strata, column, parts[0].names, hint)
     x, numeric = inputs.x, None
     if inputs.names:
-        numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-        x, fill_notes = fill_means(x, ~in_test, list(inputs.names))
+        x, numeric, fill_notes = fill_means(x, ~in_test, inputs.names)
         notes += fill_notes
     width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(

@@ -87,12 +87,7 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
 
 
 def find_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist" or "emnist/balanced".
-
-    Raises:
-        ValueError: if TFDS has no such data set.
-        DataNotFoundError: if the files that describe it are damaged; others may be missing.
-    """
+    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist"; its files may be missing."""
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
     folder = _tfds_folder(name, data_dir)
@@ -115,12 +110,7 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def prepared_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given.
-
-    Raises:
-        ValueError: if TFDS has no such data set.
-        DataNotFoundError: if the data are not in the folder, or cannot be downloaded.
-    """
+    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given."""
     builder = find_builder(name, data_dir)
     # Checked first, as as_data_source starts a download for a missing folder and may hang.
     if builder.is_prepared():

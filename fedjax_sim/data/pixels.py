@@ -25,16 +25,6 @@ def read_images(
 
     Grey images get three channels if others have three, transparent images are drawn on white, and
     all are resized to ``size``, width and height, if given.
-
-    Raises:
-        ValueError: if an image cannot be read, has more than 8 bits a channel, or differs in size
-            from the first without ``size``, or if all exceed the memory; the message names it.
-
-    >>> from PIL import Image
-    >>> sources = [("grey", ("L", (2, 2), 7)), ("red", ("RGB", (1, 1), (9, 0, 0)))]
-    >>> x, notes = read_images(sources, lambda source: Image.new(*source), (1, 1))
-    >>> x.tolist(), notes[0]
-    ([[[[7, 7, 7]]], [[[9, 0, 0]]]], '1 of 2 images is resized to 1 x 1 pixels.')
     """
     arrays: list[NDArray[np.uint8]] = []
     resized = transparent = 0

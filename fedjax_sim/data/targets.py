@@ -94,10 +94,6 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     """Converts targets of any task: floats to float32; integers and bool ``[n]`` to class labels.
 
     A label may be -1, for no label, if the task takes it.
-
-    Raises:
-        ValueError: if y is not numeric with one row for each sample, integers ``[n]`` are not class
-            labels, or distinct floats become equal in float32.
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name, least=-1)

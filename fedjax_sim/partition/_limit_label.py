@@ -81,11 +81,7 @@ def limit_label(
 
 
 def limit_label_name(t: int, fraction: float, min_per_class: int, digits: int = 6) -> str:
-    """Returns the text form of a limit-label sampler.
-
-    >>> limit_label_name(3, 1.0, 1)
-    'll(3, 1, 1)'
-    """
+    """Returns the text form of a limit-label sampler."""
     least = f", {min_per_class}" if min_per_class else ""
     return f"ll({t}, {fraction:.{digits}g}{least})"
 

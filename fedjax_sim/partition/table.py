@@ -97,11 +97,7 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
 
 
 def partition_from_owners(owner: NDArray[np.int64], clients: int, name: str) -> Partition:
-    """Makes a partition from the owner of each sample, ``int64[n]`` in 0 … N - 1.
-
-    >>> partition_from_owners(np.array([1, 0, 0]), 2, "example").lists
-    [array([1, 2], dtype=int32), array([0], dtype=int32)]
-    """
+    """Makes a partition from the owner of each sample, ``int64[n]`` in 0 … N - 1."""
     start = np.cumsum(np.bincount(owner, minlength=clients))
     # A stable sort by owner keeps the positions of each client in ascending order.
     index = np.argsort(owner, kind="stable")
