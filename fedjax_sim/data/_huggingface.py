@@ -221,7 +221,7 @@ def from_huggingface(
         y, names = label_values(parts, str(label), classes is not None or task == "classification")
     else:
         y = target_values(parts, target)
-    inputs = read_inputs(parts, columns, categorical, missing == "mean", size)
+    x, column_names, converted = read_inputs(parts, columns, categorical, missing == "mean", size)
     hint = f"; column {label!r} has {len(names)} classes" if names else ""
     if held_out is not None:
         in_test = np.repeat([False, True], [len(part.rows) for part in parts])
@@ -232,9 +232,9 @@ def from_huggingface(
         option = flags or share_or_name(str(FIFTH if test is None else test))
         strata = y if target is None and y.ndim == 1 else np.zeros(len(y))
         in_test, words = choose_test(option, strata, column, parts[0].names, hint)
-    x, numeric = inputs.x, None
-    if inputs.names:
-        x, numeric, fill_notes = fill_means(x, ~in_test, inputs.names)
+    numeric, tokens = None, x.ndim == 2 and x.dtype.kind in "iu"
+    if column_names:
+        x, numeric, fill_notes = fill_means(x, ~in_test, column_names)
         notes += fill_notes
     width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(
@@ -244,11 +244,11 @@ def from_huggingface(
         test=in_test,
         client=None if client is None else key_values(parts, client),
         numeric=numeric,
-        scale=not inputs.tokens,
+        scale=not tokens,
         classes=classes,
         class_names=names,
-        column_names=inputs.names,
+        column_names=column_names,
         task=task if target is None else regression(width),
         test_set=words,
-        notes=[*notes, *inputs.notes],
+        notes=[*notes, *converted],
     )

@@ -171,20 +171,8 @@ def round_table(table: NDArray[np.float64], rng: np.random.Generator) -> NDArray
     an integer, so that there are at most K·U cycles. While many pairs of rows share two fractional
     columns, which are cycles of four cells, disjoint pairs are processed at once.
 
-    Args:
-        table: ``f64[K, U]``, at least 0, with integral row and column sums up to floating-point
-            error.
-        rng: random generator.
-
-    Returns:
-        ``int64[K, U]``, at least 0.
-
     Source: Gandhi, Khuller, Parthasarathy, Srinivasan 2006
     <https://doi.org/10.1145/1147954.1147956>.
-
-    Example:
-        >>> round_table(np.array([[0.5, 1.5], [2.5, 0.5]]), np.random.default_rng(1)).tolist()
-        [[0, 2], [3, 0]]
     """
     whole = np.floor(table + DUST)
     part = table - whole
