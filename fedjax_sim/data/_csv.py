@@ -40,20 +40,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Table(NamedTuple):
-    """A parsed ``csv:`` text.
-
-    Attributes:
-        file: path of the file; ``.gz`` is decompressed.
-        y: column of the classes, or of the numbers to predict.
-        numbers: whether y is numbers to predict.
-        client: column of the natural clients; None for none.
-        test: share of each class for the test set, or column that marks its rows.
-        classes: M, if the labels are the numbers 0 … M - 1; None if they are texts.
-        sep: separator of cells.
-        encoding: text encoding.
-        categorical: columns to one-hot encode; ("all",) for all text columns.
-        missing: how to handle rows with missing cells.
-    """
+    """A parsed ``csv:`` text; ``numbers`` tells whether column ``y`` is numbers to predict."""
 
     file: Path
     y: str

@@ -17,17 +17,11 @@ Array = NDArray[Any]
 
 
 class Split(NamedTuple):
-    """A split of a data set.
+    """A split of a data set."""
 
-    Attributes:
-        name: name of the split; "" for a data set without splits.
-        rows: a ``datasets.Dataset``.
-        kept: original number of each row, if rows were dropped.
-    """
-
-    name: str
+    name: str  # "" for a data set without splits
     rows: Any
-    kept: Sequence[int] | None = None
+    kept: Sequence[int] | None = None  # original number of each row, if rows were dropped
 
     @property
     def names(self) -> list[str]:

@@ -20,13 +20,7 @@ KINDS = {"f": "float", "U": "text"}
 
 
 class Part(NamedTuple):
-    """A training or test set.
-
-    Attributes:
-        x: inputs ``[n, ...]``.
-        y: targets ``[n, ...]``; texts are class names.
-        client: natural client of each sample, n numbers or texts; None for none.
-    """
+    """A training or test set; texts in y are class names."""
 
     x: NDArray[Any]
     y: NDArray[Any]

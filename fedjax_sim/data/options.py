@@ -71,11 +71,6 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "label": str,
-    "target": str,
-    "client": str,
-    "input": str,
-    "config": str,
     "test": share_or_name,
     "classes": _classes,
     "task": one_of("task", KINDS),
@@ -85,7 +80,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "missing": one_of("missing", MISSING),
     "size": size_of,
 }
-"""Parser of each option, which is the same for every kind of data."""
+"""Parsers of the options that are not names, the same for every kind of data."""
 
 
 def split_options(
@@ -93,7 +88,7 @@ def split_options(
 ) -> tuple[str, dict[str, Any]]:
     """Splits ``PLACE,option=value`` into the place and the values of the options.
 
-    ``known`` are the allowed options, from ``PARSERS``; ``kind`` and ``form`` are for messages.
+    ``known`` are the allowed options; ``kind`` and ``form`` are for messages.
     """
     place, *rest = text.split(",")
     given: dict[str, Any] = {}
@@ -105,7 +100,7 @@ def split_options(
                 f"{kind}: takes {wanted} once each, got {option!r}; its form is {form}"
             )
         try:
-            given[key] = PARSERS[key](value.strip())
+            given[key] = PARSERS.get(key, str)(value.strip())
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from None
     return place, given

@@ -48,8 +48,7 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
         seed: random seed of the order.
 
     Returns:
-        F folds; ``train``, ``validation`` and ``test`` of each are ascending client numbers,
-        ``int64``.
+        F folds.
 
     Raises:
         ValueError: if there are fewer than 3 folds, or no client would be left to train.

@@ -135,18 +135,16 @@ def validate_partition(partition: Partition, samples: int) -> None:
         twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
     if twice.size:
         raise ValueError(
-            f"partition.index must have each sample once, got {_first_few(twice)} more than once"
+            "partition.index must have each sample once, got "
+            f"{shortened([*map(str, twice)])} more than once"
         )
     empty = np.flatnonzero(partition.sizes == 0)
     if empty.size:
         raise ValueError(
-            f"partition must give every client a sample, but clients {_first_few(empty)} have no "
-            "samples; use fewer clients, less skew or another seed"
+            "partition must give every client a sample, but clients "
+            f"{shortened([*map(str, empty)])} have no samples; use fewer clients, less skew or "
+            "another seed"
         )
-
-
-def _first_few(numbers: NDArray[np.int64]) -> str:
-    return shortened([str(number) for number in numbers])
 
 
 def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArray[np.int64]:
