@@ -21,12 +21,12 @@ from fedjax_sim.data import (
     DataNotFoundError,
     cache_dir,
     cached_arrays,
-    channel_statistics,
     download_dataset,
     from_arrays,
     images,
     load_dataset,
 )
+from fedjax_sim.data.standardise import statistics
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -182,9 +182,9 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_dir() == tmp_path / "own"
 
 
-def test_channel_statistics_are_exact() -> None:
+def test_statistics_of_images_are_exact() -> None:
     x = np.random.default_rng(0).integers(0, 256, (50, 4, 3, 3)).astype(np.uint8)
-    mean, std = channel_statistics(x)
+    mean, std = statistics(x)
     np.testing.assert_allclose(mean, x.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, x.std((0, 1, 2)), rtol=1e-6)
 

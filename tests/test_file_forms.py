@@ -260,7 +260,6 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         "csv:mine.csv,label=income,categorical=all",
         r"line 2, column 'education' must have a value, got '\?': use missing=drop .*missing=mean",
     ),
-    "a semicolon": (lambda: table("a;b", "1;2"), "csv:mine.csv,label=b", "use sep=;"),
     "another encoding": (
         lambda: table("a,b", "1,é", encoding="latin-1"),
         "csv:mine.csv,label=b",

@@ -65,7 +65,7 @@ def test_no_function_hides_a_module(name: str) -> None:
     assert hidden == []
 
 
-PROMISED = 518
+PROMISED = 517
 """The most names that the package promises. This number may only fall."""
 
 

@@ -25,8 +25,7 @@ from fedjax_sim.data import DATASETS, Dataset, parse_dataset
 from fedjax_sim.data.sources import dataset_forms
 from fedjax_sim.engine.cores import OneDeviceWarning
 from fedjax_sim.partition import SAMPLERS
-from fedjax_sim.partition.forms import form_of
-from fedjax_sim.partition.samplers import parse_form
+from fedjax_sim.partition.samplers import form_of, parse_form
 from fedjax_sim.run import CheckpointWarning
 
 
@@ -63,7 +62,7 @@ class Source(Group):
 
 def sampler_forms() -> str:
     """Returns the forms of all samplers, for the help."""
-    forms = ", ".join(form_of(*named).text for named in SAMPLERS.items())
+    forms = ", ".join(form_of(*named) for named in SAMPLERS.items())
     return f"{forms}; or package.module:function(name=value, ...)"
 
 

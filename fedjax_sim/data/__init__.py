@@ -22,7 +22,7 @@ from fedjax_sim.data.splits import (
     take_clients,
     take_root,
 )
-from fedjax_sim.data.standardise import channel_statistics, standardise_global, standardise_local
+from fedjax_sim.data.standardise import standardise_global, standardise_local
 from fedjax_sim.data.targets import hide_labels
 from fedjax_sim.data.text import (
     shakespeare,

@@ -40,20 +40,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class Table(NamedTuple):
-    """A parsed ``csv:`` text.
-
-    Attributes:
-        file: path of the file; ``.gz`` is decompressed.
-        y: column of the classes, or of the numbers to predict.
-        numbers: whether y is numbers to predict.
-        client: column of the natural clients; None for none.
-        test: share of each class for the test set, or column that marks its rows.
-        classes: M, if the labels are the numbers 0 … M - 1; None if they are texts.
-        sep: separator of cells.
-        encoding: text encoding.
-        categorical: columns to one-hot encode; ("all",) for all text columns.
-        missing: how to handle rows with missing cells.
-    """
+    """A parsed ``csv:`` text; ``numbers`` tells whether column ``y`` is numbers to predict."""
 
     file: Path
     y: str
@@ -79,18 +66,7 @@ _Rows = tuple[
 
 
 def parse_table(text: str) -> Table:
-    """Parses ``FILE,label=COLUMN[,client=COLUMN][,test=FRACTION or COLUMN]...``.
-
-    ``target=COLUMN``, or ``label=COLUMN,task=regression``, is a column of numbers: regression.
-    Names of files and columns cannot contain commas.
-
-    Raises:
-        ValueError: if the text does not have this form.
-
-    Example:
-        >>> parse_table("iris.csv,label=species,test=0.5")[1:5]
-        ('species', False, None, 0.5)
-    """
+    """Parses ``FILE,label=COLUMN[,client=COLUMN]...``, or raises ValueError."""
     file, options = split_options("csv", text, OPTIONS, FORM)
     label, target, task = (options.pop(key, None) for key in ("label", "target", "task"))
     if not file or bool(label) == bool(target):
@@ -115,18 +91,11 @@ def parse_table(text: str) -> Table:
 def load_table(name: str, table: Table) -> Dataset:
     """Loads a .csv file with a line of column names.
 
-    Columns without a role are inputs ``f32[n, F]``: numbers, booleans, or categories if ``table``
-    lists them, whose columns come last; those with values other than 0 and 1 are ``numeric``.
-    Classes and clients are numbered in the order of their texts, or of their numbers if all are
-    integers.
-
-    Raises:
-        DataNotFoundError: if the file is missing.
-        ValueError: if the file is malformed; the message names column and line.
+    Columns without a role are inputs ``f32[n, F]``, of which categories come last. Classes and
+    clients are numbered in the order of their texts, or of their numbers if all are integers.
     """
     x, columns, texts, lines, notes = _read_rows(existing(name, table.file), table)
     names: list[str] = []
-    strata = np.zeros(len(x), np.int32)
     y: NDArray[Any]
     if table.numbers or table.classes is not None:
         y = _read_targets(table, texts[table.y], lines)
@@ -138,14 +107,12 @@ def load_table(name: str, table: Table) -> Dataset:
                 f"column {table.y!r} must have two classes or more, got {names[0]} alone"
             )
         check_labels(table.y, names, len(y))
-    if not table.numbers:
-        strata = y.astype(np.int32)
     flags = texts[table.test] if isinstance(table.test, str) else None
     hint = f"; column {table.y!r} has {len(names)} classes" if names else ""
     rows = [f"line {line}" for line in lines]
+    strata = np.zeros(len(y)) if table.numbers else y
     test, words = choose_test(table.test, strata, flags, rows, hint)
-    numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-    x, fill_notes = fill_means(x, ~test, columns)
+    x, numeric, fill_notes = fill_means(x, ~test, columns)
     return from_arrays(
         name,
         x,

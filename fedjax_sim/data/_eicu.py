@@ -1,10 +1,10 @@
 """In-hospital mortality in the eICU database, with hospitals as clients."""
 
-import csv
+from __future__ import annotations
+
 from functools import reduce
 from pathlib import Path
-from sys import intern
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import DataDir, given_folder, not_ready
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MEASURED = (
     "urine", "wbc", "temperature", "respiratoryrate", "sodium", "heartrate", "meanbp", "ph",
@@ -122,17 +125,13 @@ def _inputs(stays: Columns) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
 
 def _stays(name: str, data_dir: DataDir) -> Columns:
     """Joins the tables on the stays that occur in all; texts, "-1" if missing."""
+    import pandas as pd
+
     folder = _folder(name, data_dir)
-    tables = [_read(name, folder, table) for table in TABLES]
-    # A stay has two results, of APACHE IV and IVa, with the same outcome.
-    firsts = [np.unique(t[STAY].astype(np.int64), return_index=True) for t in tables]
-    common = reduce(np.intersect1d, [ids for ids, _ in firsts])
-    joined: Columns = {}
-    for table, (ids, rows) in zip(tables, firsts, strict=True):
-        matching = rows[np.searchsorted(ids, common)]
-        joined |= {key: values[matching] for key, values in table.items()}
-    known = (joined[AGE] != "-1") & np.isin(joined[OUTCOME].astype(str), ("ALIVE", "EXPIRED"))
-    return {key: values[known] for key, values in joined.items()}
+    stays = reduce(pd.merge, [_read(name, folder, table) for table in TABLES])
+    known = (stays[AGE] != "-1") & stays[OUTCOME].isin(("ALIVE", "EXPIRED"))
+    stays = stays[known].sort_values(STAY, key=lambda ids: ids.astype(np.int64))
+    return {key: stays[key].to_numpy(object) for key in stays}
 
 
 def _folder(name: str, data_dir: DataDir) -> Path:
@@ -148,20 +147,23 @@ def _file(folder: Path, table: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _read(name: str, folder: Path, table: str) -> Columns:
+def _read(name: str, folder: Path, table: str) -> pd.DataFrame:
     """Reads the columns of a table in ``TABLES`` as texts, "-1" if empty."""
+    import pandas as pd
+
     file = _file(folder, table)
     if file is None:
         raise not_ready(name, folder, f"no file {table}.csv or {table}.csv.gz", SOURCE)
+    wanted = TABLES[table]
     with open_text(file) as text:
-        rows = csv.reader(text)
-        header = next(rows, [])
-        missing = [key for key in TABLES[table] if key not in header]
-        if missing:
-            raise ValueError(f"{file} has no column {', '.join(missing)}")
-        places = [header.index(key) for key in TABLES[table]]
-        # Interned, as only thousands of millions of values differ.
-        values = [[intern(row[i] or "-1") for i in places] for row in rows]
-    return dict(
-        zip(TABLES[table], np.array(values, object).reshape(-1, len(places)).T, strict=True)
-    )
+        try:
+            rows = pd.read_csv(
+                text, usecols=lambda column: column in wanted, dtype=str, keep_default_na=False
+            )
+        except (pd.errors.EmptyDataError, pd.errors.ParserError) as error:
+            raise ValueError(f"{file} must be csv, got: {error}") from error
+    missing = [key for key in wanted if key not in rows]
+    if missing:
+        raise ValueError(f"{file} has no column {', '.join(missing)}")
+    # A stay has two results, of APACHE IV and IVa, with the same outcome.
+    return rows.drop_duplicates(STAY).replace("", "-1")

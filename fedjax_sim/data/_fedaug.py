@@ -85,9 +85,8 @@ def fedaug(labels: ArrayLike, partition: Partition, emd: float) -> FedAug:
         emd: EMD*, the target, at least 0.
 
     Returns:
-        ``partition``, with the copies; ``level f64[N]``, L of each client, 0 if it needs no copies;
-        ``missing bool[N, M]``, classes to raise without a sample at the client. Add transforms of
-        :mod:`fedjax_sim.augment` to the local update, as unaltered copies are useless.
+        The copies and their levels. Add transforms of :mod:`fedjax_sim.augment` to the local
+        update, as unaltered copies are useless.
 
     Raises:
         ValueError: if emd or a label is negative.

@@ -17,17 +17,11 @@ Array = NDArray[Any]
 
 
 class Split(NamedTuple):
-    """A split of a data set.
+    """A split of a data set."""
 
-    Attributes:
-        name: name of the split; "" for a data set without splits.
-        rows: a ``datasets.Dataset``.
-        kept: original number of each row, if rows were dropped.
-    """
-
-    name: str
+    name: str  # "" for a data set without splits
     rows: Any
-    kept: Sequence[int] | None = None
+    kept: Sequence[int] | None = None  # original number of each row, if rows were dropped
 
     @property
     def names(self) -> list[str]:
@@ -170,12 +164,7 @@ def is_label(part: Split, column: str) -> bool:
 
 
 def check_roles(roles: Mapping[str, Any]) -> None:
-    """Raises ValueError for a column with two roles, or for both a label and a target.
-
-    >>> check_roles({"label": "a", "client": "a"})
-    Traceback (most recent call last):
-    ValueError: hf: each role must have its own column, got 'a' for label and client
-    """
+    """Raises ValueError for a column with two roles, or for both a label and a target."""
     if roles.get("label") and roles.get("target"):
         raise ValueError(
             f"hf: must have label or target, got label={roles['label']} and "

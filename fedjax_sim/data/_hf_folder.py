@@ -18,10 +18,6 @@ def read_local(datasets: Any, place: Path, config: str | None, scratch: str) -> 
     """Reads a folder written by ``save_to_disk``, another folder, or a .parquet or .arrow file.
 
     ``config`` selects a configuration of another folder; the library writes into ``scratch``.
-
-    Raises:
-        ValueError: if the data cannot be read, refer to files outside the folder, or do not match
-            ``config``.
     """
     if place.is_file():
         if place.suffix not in FILES or config is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedjax_sim.data._folder import Size, read_images
 from fedjax_sim.data._hf_columns import (
     Split,
     check_values,
@@ -19,25 +20,8 @@ from fedjax_sim.data._hf_columns import (
 )
 from fedjax_sim.data.cells import one_hot
 from fedjax_sim.data.options import EVERY_TEXT
-from fedjax_sim.data.pixels import Size, read_images
 
 Array = NDArray[Any]
-
-
-class Inputs(NamedTuple):
-    """Inputs of a model.
-
-    Attributes:
-        x: the inputs; NaN in a table is a missing cell.
-        names: column names of a table; () for images and lists.
-        tokens: whether the inputs are tokens.
-        notes: sentences on conversions.
-    """
-
-    x: Array
-    names: Sequence[str] = ()
-    tokens: bool = False
-    notes: Sequence[str] = ()
 
 
 def read_inputs(
@@ -46,16 +30,16 @@ def read_inputs(
     categorical: Sequence[str],
     fill: bool,
     size: Size,
-) -> Inputs:
+) -> tuple[Array, list[str], list[str]]:
     """Reads the inputs from the columns; if exactly one has images, the others are ignored.
 
-    ``categorical`` columns, or ("all",) for all text columns, are one-hot encoded, as class labels
-    always are. With ``fill``, missing cells of a table stay NaN.
+    With ``fill``, missing cells of a table stay NaN. Returns the inputs; the names of a table's
+    columns, none for images and lists; notes.
     """
     images = images_of(parts[0], columns)
     if len(images) == 1:
         x, notes = _images(parts, images[0], size)
-        return Inputs(x, notes=notes)
+        return x, [], notes
     if not columns:
         known = ", ".join(parts[0].rows.features)
         raise ValueError(f"must have an input column too, got only {known}")
@@ -65,14 +49,13 @@ def read_inputs(
             check_values(parts, columns[0], x)
         if x.ndim > 1:
             grey = x.dtype == np.uint8 and x.ndim == 3
-            tokens = x.ndim == 2 and x.dtype.kind in "iu"
-            return Inputs(x[..., None] if grey else x, tokens=tokens)
+            return x[..., None] if grey else x, [], []
     return _table(parts, columns, categorical, fill)
 
 
 def _table(
     parts: Sequence[Split], columns: Sequence[str], categorical: Sequence[str], fill: bool
-) -> Inputs:
+) -> tuple[Array, list[str], list[str]]:
     plain: dict[str, Array] = {}
     encoded: dict[str, Array] = {}
     for column in columns:
@@ -96,9 +79,9 @@ def _table(
             plain[column] = every.astype(np.float64)
     x = np.stack([*plain.values()], axis=1) if plain else np.zeros((len(every), 0))
     if not encoded:
-        return Inputs(x, [*plain])
+        return x, [*plain], []
     block, names, notes = one_hot(encoded)
-    return Inputs(np.concatenate([x, block], axis=1), [*plain, *names], notes=notes)
+    return np.concatenate([x, block], axis=1), [*plain, *names], notes
 
 
 def images_of(part: Split, columns: Sequence[str]) -> list[str]:

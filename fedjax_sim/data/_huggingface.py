@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+from unittest import mock
 from urllib.parse import urlparse
 from urllib.request import getproxies
 
@@ -27,7 +28,7 @@ from fedjax_sim.data._hf_folder import check_images, one_line, read_local
 from fedjax_sim.data._hf_inputs import images_of, read_inputs
 from fedjax_sim.data.cells import fill_means
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs, replacing
+from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
@@ -50,53 +51,20 @@ ROLES = ("label", "target", "client", "input", "test")
 OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size")
 
 
-class Request(NamedTuple):
-    """A parsed ``hf:`` text: place, configuration, and arguments of :func:`from_huggingface`."""
-
-    place: str
-    config: str | None
-    columns: Mapping[str, Any]
-
-
-def parse_request(text: str) -> Request:
-    """Parses ``NAME[,label=COLUMN][,client=COLUMN]...``.
-
-    Raises:
-        ValueError: if the text does not have this form.
-
-    Example:
-        >>> parse_request("patients,client=hospital,test=0.5").columns
-        {'client': 'hospital', 'test': 0.5}
-    """
-    place, given = split_options("hf", text, OPTIONS, FORM)
+def parse_request(text: str) -> tuple[str, dict[str, Any]]:
+    """Parses ``NAME[,label=COLUMN]...`` into the place and the options, or raises ValueError."""
+    place, options = split_options("hf", text, OPTIONS, FORM)
     if not place:
         raise ValueError(f"hf: must have a folder, file or name, got {text!r}; its form is {FORM}")
-    config = given.pop("config", None)
-    check_roles({key: value for key, value in given.items() if key in ROLES})
-    return Request(place, config, given)
+    check_roles({key: value for key, value in options.items() if key in ROLES})
+    return place, options
 
 
-def huggingface(name: str, of: Request) -> Dataset:
-    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub.
+def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -> Dataset:
+    """Loads a folder, a .parquet or .arrow file, or a data set of the Hub, ``config`` of it.
 
     Files are read again every time; data of the Hub are downloaded into the cache of ``datasets``.
-
-    Raises:
-        DataNotFoundError: if the data are missing, or ``datasets`` is not installed.
-        ValueError: if the data cannot be read, or :func:`from_huggingface` rejects them.
     """
-    datasets = _library(name)
-    place = Path(of.place).expanduser()
-    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
-        if place.exists():
-            with _offline(datasets):
-                loaded = read_local(datasets, place, of.config, scratch)
-        else:
-            loaded = _load_from_hub(datasets, name, of)
-        return from_huggingface(name, loaded, **of.columns)
-
-
-def _library(name: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -104,7 +72,14 @@ def _library(name: str) -> Any:
             f"data set {name!r} needs Hugging Face datasets, which is not installed: "
             "pip install datasets"
         ) from error
-    return datasets
+    place = Path(at).expanduser()
+    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
+        if place.exists():
+            with _offline(datasets):
+                loaded = read_local(datasets, place, config, scratch)
+        else:
+            loaded = _load_from_hub(datasets, name, at, config)
+        return from_huggingface(name, loaded, **columns)
 
 
 @contextmanager
@@ -125,8 +100,10 @@ def _offline(datasets: Any) -> Iterator[None]:
     """Prevents ``datasets`` from connecting to the Hub."""
     from huggingface_hub import constants
 
-    switch = {"HF_HUB_OFFLINE": True}
-    with replacing(datasets.config, **switch), replacing(constants, **switch):
+    with (
+        mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True),
+        mock.patch.object(constants, "HF_HUB_OFFLINE", True),
+    ):
         yield
 
 
@@ -140,13 +117,13 @@ def _reachable() -> bool:
         return False
 
 
-def _load_from_hub(datasets: Any, name: str, of: Request) -> Any:
+def _load_from_hub(datasets: Any, name: str, at: str, config: str | None) -> Any:
     with nullcontext() if may_download() and _reachable() else _offline(datasets):
         try:
-            loaded = datasets.load_dataset(of.place, of.config)
+            loaded = datasets.load_dataset(at, config)
         except OSError as error:  # also if there is no such name
             raise DataNotFoundError(
-                f"data set {name!r}: there is no folder or file {of.place}, and as a "
+                f"data set {name!r}: there is no folder or file {at}, and as a "
                 f"name on the Hub it cannot be loaded: {one_line(error)}"
             ) from error
         except Exception as error:
@@ -244,10 +221,7 @@ def from_huggingface(
         y, names = label_values(parts, str(label), classes is not None or task == "classification")
     else:
         y = target_values(parts, target)
-    inputs = read_inputs(parts, columns, categorical, missing == "mean", size)
-    strata = np.zeros(len(y), np.int32)
-    if target is None and y.ndim == 1:
-        strata = np.unique(y, return_inverse=True)[1].astype(np.int32)
+    x, column_names, converted = read_inputs(parts, columns, categorical, missing == "mean", size)
     hint = f"; column {label!r} has {len(names)} classes" if names else ""
     if held_out is not None:
         in_test = np.repeat([False, True], [len(part.rows) for part in parts])
@@ -256,11 +230,11 @@ def from_huggingface(
     else:
         column = None if flags is None else key_values(parts, flags).astype(np.str_)
         option = flags or share_or_name(str(FIFTH if test is None else test))
+        strata = y if target is None and y.ndim == 1 else np.zeros(len(y))
         in_test, words = choose_test(option, strata, column, parts[0].names, hint)
-    x, numeric = inputs.x, None
-    if inputs.names:
-        numeric = ~(np.isin(x, (0, 1)) | np.isnan(x)).all(axis=0)
-        x, fill_notes = fill_means(x, ~in_test, list(inputs.names))
+    numeric, tokens = None, x.ndim == 2 and x.dtype.kind in "iu"
+    if column_names:
+        x, numeric, fill_notes = fill_means(x, ~in_test, column_names)
         notes += fill_notes
     width = 1 if y.ndim == 1 else y.shape[1]
     return from_arrays(
@@ -270,11 +244,11 @@ def from_huggingface(
         test=in_test,
         client=None if client is None else key_values(parts, client),
         numeric=numeric,
-        scale=not inputs.tokens,
+        scale=not tokens,
         classes=classes,
         class_names=names,
-        column_names=inputs.names,
+        column_names=column_names,
         task=task if target is None else regression(width),
         test_set=words,
-        notes=[*notes, *inputs.notes],
+        notes=[*notes, *converted],
     )

@@ -31,10 +31,6 @@ def leaf(
     tokens ``[n, T]``, numbered in the order of all characters, which are the classes. Users are
     natural clients in the order of their names; users without samples are dropped.
 
-    Raises:
-        DataNotFoundError: if a folder is missing, or has no .json.
-        ValueError: if a file is malformed; the message names the file and the user.
-
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
     parts, everyone, active = [], set[str](), set[str]()

@@ -20,13 +20,7 @@ KINDS = {"f": "float", "U": "text"}
 
 
 class Part(NamedTuple):
-    """A training or test set.
-
-    Attributes:
-        x: inputs ``[n, ...]``.
-        y: targets ``[n, ...]``; texts are class names.
-        client: natural client of each sample, n numbers or texts; None for none.
-    """
+    """A training or test set; texts in y are class names."""
 
     x: NDArray[Any]
     y: NDArray[Any]
@@ -38,10 +32,6 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
 
     ``client_train``, or both ``client_train`` and ``client_test``, may be the natural client of
     each sample, numbers or texts. uint8 ``[n, H, W]`` are grey images and get a channel axis.
-
-    Raises:
-        DataNotFoundError: if the file is missing.
-        ValueError: if an array is missing or malformed; the message names the array.
     """
     arrays = read_npz(existing(name, file), (*ARRAYS, *CLIENTS))
     missing = [key for key in ARRAYS if key not in arrays]
@@ -95,11 +85,6 @@ def from_parts(
 
     Inputs must have the same shape; clients and classes are numbered over both sets, and the test
     set may have no clients.
-
-    >>> train = Part(np.zeros((2, 1)), np.array([0, 1]), np.array(["b", "c"]))
-    >>> data = from_parts("mine", train, Part(np.ones((1, 1)), np.array([1]), np.array(["a"])))
-    >>> data.client_names, data.train_client.tolist(), data.test_client.tolist()
-    (('a', 'b', 'c'), [1, 2], [0])
     """
     n, client = len(train.x), None
     kinds = [KINDS.get(part.y.dtype.kind) for part in (train, test)]

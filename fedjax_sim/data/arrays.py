@@ -37,14 +37,6 @@ def plain_array(name: str, values: Any) -> NDArray[Any]:
 def sample_arrays(name: str, values: PyTree, samples: int) -> PyTree:
     """Returns the NumPy arrays of the inputs x, one or a pytree, with a row for each sample.
 
-    Args:
-        name: the argument, for errors.
-        values: inputs, ``[samples, *feature]`` each.
-        samples: number of rows of y.
-
-    Raises:
-        ValueError: names the leaf that is not numbers, has a mask, or other than ``samples`` rows.
-
     >>> sample_arrays("x", {"a": np.zeros((3, 2)), "b": np.zeros(2)}, 3)
     Traceback (most recent call last):
     ValueError: x['b'] and y must have as many rows, got 2 and 3
@@ -105,12 +97,7 @@ def pad(sequences: Sequence[ArrayLike], length: int | None = None) -> dict[str, 
 
 
 def check_int32(name: str, values: NDArray[Any]) -> None:
-    """Raises ValueError if integers exceed int32, beyond which JAX wraps them around.
-
-    >>> check_int32("x", np.array([2**33]))
-    Traceback (most recent call last):
-    ValueError: x must be within int32, got 8589934592 to 8589934592
-    """
+    """Raises ValueError if integers exceed int32, beyond which JAX wraps them around."""
     wide = values.dtype.kind in "iu" and not np.can_cast(values.dtype, np.int32) and values.size
     if wide and not -(2**31) <= values.min() <= values.max() < 2**31:
         raise ValueError(f"{name} must be within int32, got {values.min()} to {values.max()}")

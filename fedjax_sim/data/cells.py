@@ -19,12 +19,7 @@ MAX_CATEGORIES = 1000
 
 
 def read_numbers(row: Sequence[str], places: Sequence[int], booleans: set[int]) -> list[float]:
-    """Reads numbers from a row by :func:`read_number`; adds places of booleans to ``booleans``.
-
-    >>> places = set[int]()
-    >>> read_numbers(["1.5", "cat", "?", "True"], (0, 2, 3), places), places
-    ([1.5, nan, 1.0], {3})
-    """
+    """Reads numbers from a row by :func:`read_number`; adds places of booleans to ``booleans``."""
     cells = [row[i] for i in places]
     if "_" not in "".join(cells):  # Python reads 1_0 as 10
         try:
@@ -76,13 +71,7 @@ def one_hot(
 ) -> tuple[NDArray[np.float64], list[str], list[str]]:
     """Encodes columns of texts ("" if missing) as columns of 0 and 1, one for each category.
 
-    Returns:
-        ``f64[n, K]``, NaN for missing categories; the K column names; a note on each given column.
-
-    >>> one_hot({"zone": np.array(["10", "2", ""])})[:2]
-    (array([[ 0.,  1.],
-           [ 1.,  0.],
-           [nan, nan]]), ['zone=2', 'zone=10'])
+    Returns ``f64[n, K]``, NaN for missing categories; the K column names; a note on each column.
     """
     blocks, names, notes = [], [], []
     for column, texts in columns.items():
@@ -101,19 +90,17 @@ def one_hot(
 
 
 def fill_means(
-    x: NDArray[np.float64], train: NDArray[np.bool_], names: list[str]
-) -> tuple[NDArray[np.float64], list[str]]:
-    """Replaces NaN in ``f64[n, F]`` by the column's mean over the training rows, with a note.
+    x: NDArray[np.float64], train: NDArray[np.bool_], names: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], list[str]]:
+    """Replaces NaN in ``f64[n, F]`` by the column's mean over the training rows.
 
-    >>> fill_means(np.array([[1.0], [3.0], [np.nan]]), np.array([True, True, False]), ["age"])
-    (array([[1.],
-           [3.],
-           [2.]]), ['1 of 3 rows have missing cells filled with the training mean: age.'])
+    Returns the columns; which of them have values other than 0 and 1, ``bool[F]``; a note.
     """
     gaps = np.isnan(x)
-    columns = np.flatnonzero(gaps.any(axis=0))
-    if not len(columns):
-        return x, []
+    numeric = np.asarray(~(np.isin(x, (0, 1)) | gaps).all(axis=0))
+    columns = np.flatnonzero(gaps.any(axis=0)).tolist()
+    if not columns:
+        return x, numeric, []
     x = x.copy()
     for c in columns:
         known = x[train & ~gaps[:, c], c]
@@ -126,7 +113,7 @@ def fill_means(
     filled = shortened(list(dict.fromkeys(names[c].partition("=")[0] for c in columns)))
     rows = gaps.any(axis=1).sum()
     note = f"{rows} of {len(x)} rows have missing cells filled with the training mean: {filled}."
-    return x, [note]
+    return x, numeric, [note]
 
 
 def check_labels(column: str, names: Sequence[str], rows: int) -> None:

@@ -57,8 +57,6 @@ def client_data(
         raise ValueError(f"partitions must have equally many clients, got {sorted(clients)}")
     for p in runs:
         validate_partition(p, len(y))
-    offsets = np.cumsum([0] + [len(p.index) for p in runs[:-1]])
-    starts = np.stack([p.start + o for p, o in zip(runs, offsets, strict=True)]).astype(np.int32)
     roots = [] if root is None else _checked_roots(root, runs, len(y))
     edges = np.cumsum([sum(len(p.index) for p in runs), *map(len, roots)]).astype(np.int32)
     copies = any((p.index >= len(y)).any() for p in runs)
@@ -68,7 +66,7 @@ def client_data(
         x=x,
         y=y,
         index=in_host_memory(np.concatenate([*(p.index for p in runs), *roots]), np.int32),
-        start=starts[select],
+        start=_starts(runs)[select],
         capacity=int(max([np.diff(p.start).max() for p in runs] + [len(r) for r in roots])),
         budget=sizes.astype(np.int32)[select] if copies else None,
         root=np.stack([edges[:-1], edges[1:]], axis=1)[select] if roots else None,
@@ -210,25 +208,25 @@ def eval_set(
     most, ends = max(len(p.index) for p in runs), max(len(p.start) for p in runs)
     index = np.stack([np.pad(p.index, (0, most - len(p.index))) for p in runs])
     start = np.stack([np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in runs])
-    made = EvalSet(
+    return EvalSet(
         x=x,
         y=y,
         index=index[select].astype(np.int32),
         start=start[select].astype(np.int32),
+        adapt=None if adapt is None else _to_adapt(x, y, _by_run(adapt)[0], runs, select),
     )
-    if adapt is None:
-        return made
-    return dataclasses.replace(made, adapt=_to_adapt(made, _by_run(adapt)[0], runs))
 
 
-def _to_adapt(made: EvalSet, adapt: list[Partition], scored: list[Partition]) -> ClientData:
+def _to_adapt(
+    x: PyTree, y: Array, adapt: list[Partition], scored: list[Partition], select: Any
+) -> ClientData:
     """Returns the samples that the clients of an evaluation set adapt on."""
     if len(adapt) != len(scored):
         raise ValueError(
             f"adapt must be {len(scored)} partitions as partitions is, got {len(adapt)}"
         )
     for mine, others in zip(adapt, scored, strict=True):
-        validate_partition(mine, len(made.y))
+        validate_partition(mine, len(y))
         if mine.repeats or len(mine.sizes) != len(others.sizes):
             raise ValueError(
                 f"adapt must have the {len(others.sizes)} clients of partitions, each with samples "
@@ -240,19 +238,20 @@ def _to_adapt(made: EvalSet, adapt: list[Partition], scored: list[Partition]) ->
                 f"adapt must not contain samples that are scored, got {both.size}, such as row "
                 f"{both[0]}: take them from the clients with client_holdout"
             )
-    ends = made.start.shape[-1]
-    offsets = np.cumsum([0] + [len(p.index) for p in adapt[:-1]])
-    starts = [
-        np.pad(p.start, (0, ends - len(p.start)), mode="edge") + offset
-        for p, offset in zip(adapt, offsets, strict=True)
-    ]
     return ClientData(
-        x=made.x,
-        y=made.y,
+        x=x,
+        y=y,
         index=in_host_memory(np.concatenate([p.index for p in adapt]), np.int32),
-        start=in_host_memory(starts if made.start.ndim == 2 else starts[0], np.int32),
+        start=_starts(adapt)[select],
         capacity=int(max(p.sizes.max() for p in adapt)),
     )
+
+
+def _starts(runs: list[Partition]) -> Array:
+    """Returns the starts of each run in the list of all, padded to equally many clients."""
+    ends, offsets = max(len(p.start) for p in runs), np.cumsum([0] + [len(p.index) for p in runs])
+    starts = [np.pad(p.start, (0, ends - len(p.start)), mode="edge") for p in runs]
+    return in_host_memory(np.stack(starts) + offsets[:-1, None], np.int32)
 
 
 def in_host_memory(values: ArrayLike, dtype: DTypeLike | None = None) -> Array:
@@ -295,12 +294,7 @@ def _samples(x: Any, y: Any) -> tuple[PyTree, Array]:
 
 
 def _by_run(partitions: Partition | Sequence[Partition]) -> tuple[list[Partition], Any]:
-    """Returns the partitions as a list.
-
-    Returns:
-        The partitions; and the index that turns arrays stacked over them into a field: 0 for a
-        single partition, whose fields have no axis of runs, else all.
-    """
+    """Returns the partitions as a list, and the index of arrays stacked over them: 0 for one."""
     if isinstance(partitions, Partition):
         return [partitions], 0
     runs = list(partitions)

@@ -68,11 +68,7 @@ class Dataset(NamedTuple):
 
     @property
     def classes(self) -> int:
-        """M, the number of classes.
-
-        Raises:
-            ValueError: if the task has no classes.
-        """
+        """M, the number of classes; raises ValueError for a task without classes."""
         if self.task.classes is None:
             raise ValueError(f"{self.name} has no classes, its task is {self.task!r}")
         return self.task.classes
@@ -234,7 +230,7 @@ def pooled(dataset: Dataset) -> Dataset:
     )
 
 
-def random_share(y: NDArray[np.int32], share: float) -> NDArray[np.bool_]:
+def random_share(y: NDArray[Any], share: float) -> NDArray[np.bool_]:
     """Draws a share of each class, rounded, with a fixed seed: ``bool[n]``."""
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), bool)

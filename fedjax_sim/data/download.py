@@ -5,11 +5,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.request import getproxies
 
 import numpy as np
@@ -22,7 +23,6 @@ from fedjax_sim.data.folder import (
     may_download,
     not_ready,
     quiet_logs,
-    replacing,
 )
 
 
@@ -52,9 +52,11 @@ def _without_tensorflow(builder: Any) -> Iterator[None]:
             yield key, example
 
     files = SimpleNamespace(GFile=open, isdir=os.path.isdir)
-    tensorflow = {"tf": SimpleNamespace(io=SimpleNamespace(gfile=files))}
-    used = tensorflow if getattr(module, "tf", None) is not None else {}
-    with replacing(module, **used), replacing(builder, _generate_examples=generate_pillow):
+    tensorflow = SimpleNamespace(io=SimpleNamespace(gfile=files))
+    with ExitStack() as stack:
+        if getattr(module, "tf", None) is not None:
+            stack.enter_context(mock.patch.object(module, "tf", tensorflow))
+        stack.enter_context(mock.patch.object(builder, "_generate_examples", generate_pillow))
         yield
 
 
@@ -85,12 +87,7 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
 
 
 def find_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist" or "emnist/balanced".
-
-    Raises:
-        ValueError: if TFDS has no such data set.
-        DataNotFoundError: if the files that describe it are damaged; others may be missing.
-    """
+    """Returns TFDS's ``DatasetBuilder`` of a name such as "mnist"; its files may be missing."""
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
     folder = _tfds_folder(name, data_dir)
@@ -113,12 +110,7 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
 
 
 def prepared_builder(name: str, data_dir: DataDir) -> Any:
-    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given.
-
-    Raises:
-        ValueError: if TFDS has no such data set.
-        DataNotFoundError: if the data are not in the folder, or cannot be downloaded.
-    """
+    """Returns :func:`find_builder` with its files, which are downloaded if no folder is given."""
     builder = find_builder(name, data_dir)
     # Checked first, as as_data_source starts a download for a missing folder and may hang.
     if builder.is_prepared():
@@ -156,7 +148,7 @@ def _first_line(reason: object) -> str:
 @contextmanager
 def _no_folder_left() -> Iterator[None]:
     """Removes the temporary folder that TFDS makes for every missing data set."""
-    with tempfile.TemporaryDirectory() as folder, replacing(tempfile, tempdir=folder):
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
         yield
 
 
@@ -164,7 +156,7 @@ class _ForeignClassError(ValueError):
     """A features.json that names a class outside TFDS."""
 
 
-def _only_tfds_features(connector: Any) -> AbstractContextManager[None]:
+def _only_tfds_features(connector: Any) -> AbstractContextManager[Any]:
     """Prevents TFDS from importing modules that a features.json names."""
     before = connector.__dict__["cls_from_name"]
 
@@ -176,7 +168,7 @@ def _only_tfds_features(connector: Any) -> AbstractContextManager[None]:
             )
         return before.__func__(cls, name)
 
-    return replacing(connector, cls_from_name=classmethod(class_of_tfds))
+    return mock.patch.object(connector, "cls_from_name", classmethod(class_of_tfds))
 
 
 def _tfds_folder(name: str, data_dir: DataDir) -> Path | None:

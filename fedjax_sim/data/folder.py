@@ -17,27 +17,6 @@ DataDir = str | os.PathLike[str] | None
 
 
 @contextmanager
-def replacing(owner: Any, **values: Any) -> Iterator[None]:
-    """Replaces attributes of a module, class or object within a block.
-
-    >>> with replacing(os, sep="|"):
-    ...     os.sep
-    '|'
-    """
-    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name in values:
-            if name in before:
-                setattr(owner, name, before[name])
-            else:
-                delattr(owner, name)
-
-
-@contextmanager
 def quiet_logs() -> Iterator[None]:
     """Hides TFDS's advice ("OpenCV is not installed"), and messages on retries, within a block."""
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from fedjax_sim.base.files import check_memory
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.download import find_builder, prepared_builder, tfds_not_ready
 from fedjax_sim.data.folder import DataDir, cache_dir, cached_arrays, quiet_logs
-from fedjax_sim.data.standardise import channel_statistics
+from fedjax_sim.data.standardise import statistics
 from fedjax_sim.tasks import classification
 
 
@@ -89,15 +89,13 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
     if test is None:
         return from_arrays(called or name, x, y, classes=classes, class_names=names)
     test_x, test_y = arrays[test]["x"], arrays[test]["y"]
-    statistics = channel_statistics(x)
-    official = f"the official {test} set"
     return Dataset(
         called or name,
         *(x, y, test_x, test_y),
         classification(classes),
-        *statistics,
+        *statistics(x),
         class_names=names,
-        test_set=official,
+        test_set=f"the official {test} set",
     )
 
 

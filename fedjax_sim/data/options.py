@@ -18,11 +18,7 @@ EVERY_TEXT = "all"
 
 
 def share_or_name(text: str) -> float | str:
-    """Returns a share if the text is a number, else the text as the name of a column or split.
-
-    >>> share_or_name("0.5"), share_or_name("held_out")
-    (0.5, 'held_out')
-    """
+    """Returns a share if the text is a number, else the text as the name of a column or split."""
     try:
         share = float(text)
     except ValueError:
@@ -39,12 +35,7 @@ def _classes(text: str) -> int:
 
 
 def one_of(option: str, known: Sequence[str]) -> Callable[[str], str]:
-    """Returns a parser for an option with a fixed set of values.
-
-    >>> one_of("missing", MISSING)("skip")
-    Traceback (most recent call last):
-    ValueError: missing must be one of refuse, drop, mean, got 'skip'
-    """
+    """Returns a parser for an option with a fixed set of values."""
 
     def parse(text: str) -> str:
         if text not in known:
@@ -72,11 +63,7 @@ def _encoding(text: str) -> str:
 
 
 def size_of(text: str) -> tuple[int, int]:
-    """Returns width and height.
-
-    >>> size_of("32"), size_of("32x24")
-    ((32, 32), (32, 24))
-    """
+    """Returns the width and height of ``32`` or ``32x24``."""
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and int(side) for side in sides):
         raise ValueError(f"size must be PIXELS or WIDTHxHEIGHT, such as 32 or 32x24, got {text!r}")
@@ -84,11 +71,6 @@ def size_of(text: str) -> tuple[int, int]:
 
 
 PARSERS: Mapping[str, Callable[[str], Any]] = {
-    "label": str,
-    "target": str,
-    "client": str,
-    "input": str,
-    "config": str,
     "test": share_or_name,
     "classes": _classes,
     "task": one_of("task", KINDS),
@@ -98,7 +80,7 @@ PARSERS: Mapping[str, Callable[[str], Any]] = {
     "missing": one_of("missing", MISSING),
     "size": size_of,
 }
-"""Parser of each option, which is the same for every kind of data."""
+"""Parsers of the options that are not names, the same for every kind of data."""
 
 
 def split_options(
@@ -106,11 +88,7 @@ def split_options(
 ) -> tuple[str, dict[str, Any]]:
     """Splits ``PLACE,option=value`` into the place and the values of the options.
 
-    ``known`` are the allowed options, from ``PARSERS``; ``kind`` and ``form`` are for messages.
-    Raises ValueError if an option is unknown, empty, repeated or invalid.
-
-    >>> split_options("csv", "a.csv,label=b", ("label", "test"), "csv:FILE,label=COLUMN")
-    ('a.csv', {'label': 'b'})
+    ``known`` are the allowed options; ``kind`` and ``form`` are for messages.
     """
     place, *rest = text.split(",")
     given: dict[str, Any] = {}
@@ -122,7 +100,7 @@ def split_options(
                 f"{kind}: takes {wanted} once each, got {option!r}; its form is {form}"
             )
         try:
-            given[key] = PARSERS[key](value.strip())
+            given[key] = PARSERS.get(key, str)(value.strip())
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from None
     return place, given
@@ -130,7 +108,7 @@ def split_options(
 
 def choose_test(
     test: float | str,
-    strata: NDArray[np.int32],
+    strata: NDArray[Any],
     flags: NDArray[np.str_] | None,
     rows: Sequence[str],
     hint: str,
@@ -139,7 +117,7 @@ def choose_test(
 
     ``flags`` are the texts of the column ``test``, None for a share; ``strata`` the class of each
     row, all 0 without classes; ``rows`` and ``hint`` are for messages. Returns ``bool[n]``, and a
-    description of the test set; raises ValueError for other flags, or if a set would be empty.
+    description of the test set.
     """
     if flags is None:
         in_test = random_share(strata, float(test))

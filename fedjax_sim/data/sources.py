@@ -196,14 +196,14 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
     if text.partition(",")[0].endswith(".npz"):
         kind, rest = "npz", text
     if kind == "csv":
-        request = _csv.parse_table(rest)
-        return "csv", lambda name: _csv.load_table(name, request)
+        table = _csv.parse_table(rest)
+        return "csv", lambda name: _csv.load_table(name, table)
     if kind == "hf":
-        wanted = _huggingface.parse_request(rest)
-        return "hf", lambda name: _huggingface.huggingface(name, wanted)
+        at, options = _huggingface.parse_request(rest)
+        return "hf", lambda name: _huggingface.huggingface(name, at, **options)
     if kind in FILES and rest:
-        form, options, load = FILES[kind]
-        place, given = split_options(kind, rest, options, form)
+        form, known, load = FILES[kind]
+        place, given = split_options(kind, rest, known, form)
         return kind, lambda name: load(name, Path(place).expanduser(), **given)
     return None
 

@@ -48,8 +48,7 @@ def client_folds(clients: int, folds: int = 5, *, seed: int) -> list[Fold]:
         seed: random seed of the order.
 
     Returns:
-        F folds; ``train``, ``validation`` and ``test`` of each are ascending client numbers,
-        ``int64``.
+        F folds.
 
     Raises:
         ValueError: if there are fewer than 3 folds, or no client would be left to train.
@@ -231,11 +230,7 @@ def shift_rows(partitions: Sequence[Partition], rows: int) -> list[Partition]:
 
 
 def _natural_clients(dataset: Dataset, partition: Partition) -> NDArray[np.int64] | None:
-    """Returns the natural client that each client of a partition is, ``int64[N]``.
-
-    None if the data have no natural clients, a client has samples of several of them, or several
-    clients have samples of one.
-    """
+    """Returns the natural client that each client of a partition is, ``int64[N]``, or None."""
     if dataset.train_client is None or partition.repeats:
         return None
     owner = dataset.train_client[partition.index].astype(np.int64)

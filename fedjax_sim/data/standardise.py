@@ -35,48 +35,24 @@ def _moments(
 def statistics(
     x: NDArray[Any], numeric: Columns = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Computes the mean and standard deviation along the last axis.
+    """Returns mean and std along the last axis, ``f32[C]``: 0 and 1 for non-numeric columns.
 
-    Args:
-        x: ``[n, ..., C]``.
-        numeric: ``bool[C]``, the columns to use; None for all.
+    A std of 0 becomes 1.
 
-    Returns:
-        Mean and std, ``f32[C]`` each, in the units of x: 0 and 1 for the other columns; a std of 0
-        becomes 1.
-
-    Example:
-        >>> statistics(np.array([[0.0, 7.0], [4.0, 9.0]]), np.array([True, False]))
-        (array([2., 0.], dtype=float32), array([2., 1.], dtype=float32))
+    >>> statistics(np.array([[0.0, 7.0], [4.0, 9.0]]), np.array([True, False]))
+    (array([2., 0.], dtype=float32), array([2., 1.], dtype=float32))
     """
     if x.dtype == np.uint8 and x.ndim == 4 and numeric is None:
-        return channel_statistics(x)
-    mean, std = (values.astype(np.float32) for values in _moments(x, numeric))
-    return mean, np.where(std == 0, np.float32(1), std)
-
-
-def channel_statistics(
-    x: NDArray[np.uint8],
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Computes the mean and standard deviation of each image channel.
-
-    Args:
-        x: images, ``uint8[n, H, W, C]``.
-
-    Returns:
-        Mean and std, ``f32[C]`` each, in the units of x; a std of 0 becomes 1.
-
-    Example:
-        >>> channel_statistics(np.array([[[[0, 7]]], [[[4, 7]]]], np.uint8))
-        (array([2., 7.], dtype=float32), array([2., 1.], dtype=float32))
-    """
-    values = np.arange(256, dtype=np.float64)
-    # Counts of the 256 values are exact and need no floating-point copy of the images.
-    counts = np.stack([np.bincount(x[..., c].ravel(), minlength=256) for c in range(x.shape[-1])])
-    share = counts / counts.sum(axis=1, keepdims=True)
-    mean = share @ values
-    std = np.sqrt(np.sum(share * (values - mean[:, None]) ** 2, axis=1))
-    return mean.astype(np.float32), np.where(std == 0, 1, std).astype(np.float32)
+        # Counts of the 256 values are exact and need no floating-point copy of the images.
+        channels, values = x.reshape(-1, x.shape[-1]).T, np.arange(256, dtype=np.float64)
+        counts = np.stack([np.bincount(channel, minlength=256) for channel in channels])
+        share = counts / counts.sum(axis=1, keepdims=True)
+        mean = share @ values
+        std = np.sqrt(np.sum(share * (values - mean[:, None]) ** 2, axis=1))
+    else:
+        mean, std = _moments(x, numeric)
+    std = std.astype(np.float32)
+    return mean.astype(np.float32), np.where(std == 0, np.float32(1), std)
 
 
 def standardise_global(

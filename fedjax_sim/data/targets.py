@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.words import array_type, shortened
-from fedjax_sim.data.arrays import check_int32, offset
+from fedjax_sim.data.arrays import check_int32, flags, offset
 from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
@@ -94,10 +94,6 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     """Converts targets of any task: floats to float32; integers and bool ``[n]`` to class labels.
 
     A label may be -1, for no label, if the task takes it.
-
-    Raises:
-        ValueError: if y is not numeric with one row for each sample, integers ``[n]`` are not class
-            labels, or distinct floats become equal in float32.
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name, least=-1)
@@ -178,8 +174,6 @@ def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData
         >>> hide_labels(clients, [False, True], 2).relabel.tolist()
         [[0, 1], [-1, -1]]
     """
-    rows = np.asarray(hidden)
-    if rows.shape != (data.clients,) or rows.dtype != bool:
-        raise ValueError(f"hidden must be bool [{data.clients}], got {array_type(rows)}")
+    rows = flags("hidden", hidden, data.clients)
     known = jnp.arange(classes, dtype=jnp.int32) if data.relabel is None else data.relabel
     return dataclasses.replace(data, relabel=jnp.where(rows[:, None], jnp.int32(-1), known))

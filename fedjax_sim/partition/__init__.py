@@ -8,7 +8,7 @@ from fedjax_sim.partition._matched import matched
 from fedjax_sim.partition._shards import label_sets, shards
 from fedjax_sim.partition._target_emd import limit_label_emd, reachable_emd, robin_hood
 from fedjax_sim.partition.draw import draw_partition, draw_skew
-from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings, q_setting
+from fedjax_sim.partition.expected import dirichlet_alpha, ll_q_settings, ll_settings
 from fedjax_sim.partition.measures import (
     SizeStatistics,
     c_score,
@@ -65,7 +65,6 @@ __all__ = [
     "partition_hash",
     "power_law",
     "q_sampler",
-    "q_setting",
     "quantity",
     "robin_hood",
     "save_partition",

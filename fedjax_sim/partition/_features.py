@@ -5,7 +5,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.base.arrays import named_leaves
+from fedjax_sim.base.arrays import one_array
 from fedjax_sim.partition.table import Partition, validate_partition
 
 Number = TypeVar("Number", bound=np.generic)
@@ -48,7 +48,7 @@ def feature_noise(
         raise ValueError(f"sigma must be at least 0 and finite, got {sigma}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
-    _check_array(x)
+    one_array("x", x)
     image = x.dtype == np.uint8
     if not image and not np.issubdtype(x.dtype, np.floating):
         raise ValueError(f"x must be floating point or uint8, got {x.dtype}")
@@ -91,7 +91,7 @@ def feature_rotation(
     """
     if groups not in (2, 4):
         raise ValueError(f"groups must be 2 or 4, got {groups}")
-    _check_array(x)
+    one_array("x", x)
     if x.ndim not in (3, 4) or (groups == 4 and x.shape[1] != x.shape[2]):
         wanted = "square images" if groups == 4 else "images"
         raise ValueError(f"x must be {wanted} [n, height, width(, channels)], got {list(x.shape)}")
@@ -165,11 +165,6 @@ def label_noise(
         steps = rng.integers(1, classes, rows.size) if kind == "symmetric" else 1
         noisy[rows] = np.where(wrong, (y[rows].astype(np.int64) + steps) % classes, y[rows])
     return noisy
-
-
-def _check_array(x: object) -> None:
-    if (leaves := [*named_leaves("x", x)]) != ["x"]:
-        raise ValueError(f"x must be one array, got a pytree: pass one of {', '.join(leaves)}")
 
 
 def _client_rows(x: NDArray[Number], partition: Partition) -> list[NDArray[np.int32]]:

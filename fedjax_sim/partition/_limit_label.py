@@ -81,11 +81,7 @@ def limit_label(
 
 
 def limit_label_name(t: int, fraction: float, min_per_class: int, digits: int = 6) -> str:
-    """Returns the text form of a limit-label sampler.
-
-    >>> limit_label_name(3, 1.0, 1)
-    'll(3, 1, 1)'
-    """
+    """Returns the text form of a limit-label sampler."""
     least = f", {min_per_class}" if min_per_class else ""
     return f"ll({t}, {fraction:.{digits}g}{least})"
 
@@ -211,12 +207,7 @@ def _draw_owners(clients: int, t: int, classes: int, rng: np.random.Generator) -
 
 
 class Shares(NamedTuple):
-    """The clients among which each label is split, and the random order of its remainder.
-
-    Attributes:
-        members: clients of each label, ``int64[...]``.
-        chances: random number in 0 … 1 for each member of each label.
-    """
+    """The clients among which each label is split, and a random number for each of them."""
 
     members: list[NDArray[np.int64]]
     chances: list[NDArray[np.float64]]
@@ -248,14 +239,7 @@ def draw_shares(owns: NDArray[np.bool_], rng: np.random.Generator) -> Shares:
 
 
 class Design(NamedTuple):
-    """All random choices of a limit-label partition, from which a table follows for any f.
-
-    Attributes:
-        counts: n_y, ``int64[M]``.
-        owners: owners of each label.
-        everyone: all clients, for each label.
-        min_per_class: minimum number of samples of each class for each client.
-    """
+    """All random choices of a limit-label partition, from which a table follows for any f."""
 
     counts: NDArray[np.int64]
     owners: Shares

@@ -88,7 +88,16 @@ def matched(
     """
     y, _, rng = check_arguments(labels, clients, seed)
     thetas = _thetas(theta, features or {})
-    _check_ranges(mu, lam, thetas, xi, slack, burn_in, moves)
+    named = {f"theta of feature {name!r}": value for name, value in thetas.items()}
+    for name, value in {"mu": mu, "lam": lam, **named}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if not 0 < xi <= 1:
+        raise ValueError(f"xi must be above 0 and at most 1, a fraction of a cell, got {xi}")
+    if not slack >= 0:
+        raise ValueError(f"slack must be at least 0, got {slack}")
+    for name, value in {"burn_in": burn_in, "moves": moves}.items():
+        check_integer(name, value, 0, MAX_MOVES)
     kinds = [y] + [_ranks(name, f, y.size) for name, f in (features or {}).items()]
     configuration, configurations, counts = _unique_rows(kinds)
     levels = configurations.max(axis=0) + 1
@@ -105,8 +114,8 @@ def matched(
         table, target, groups, xi=xi, slack=slack, burn_in=burn_in, moves=moves, rng=rng
     )
     shown = thetas.values() if isinstance(theta, Mapping) else [theta] if thetas else []
-    name = f"matched({', '.join(f'{value:g}' for value in [mu, lam, *shown])})"
-    return deal(configuration, round_table(table, rng), rng, name)
+    text = f"matched({', '.join(f'{value:g}' for value in [mu, lam, *shown])})"
+    return deal(configuration, round_table(table, rng), rng, text)
 
 
 def _thetas(
@@ -125,27 +134,6 @@ def _thetas(
     if set(theta) != set(features):
         raise ValueError(f"theta must have the names {sorted(features)}, got {sorted(theta)}")
     return {name: theta[name] for name in features}
-
-
-def _check_ranges(
-    mu: float,
-    lam: float,
-    thetas: Mapping[str, float],
-    xi: float,
-    slack: float,
-    burn_in: int,
-    moves: int,
-) -> None:
-    named = {f"theta of feature {name!r}": value for name, value in thetas.items()}
-    for name, value in {"mu": mu, "lam": lam, **named}.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    if not 0 < xi <= 1:
-        raise ValueError(f"xi must be above 0 and at most 1, a fraction of a cell, got {xi}")
-    if not slack >= 0:
-        raise ValueError(f"slack must be at least 0, got {slack}")
-    for name, value in {"burn_in": burn_in, "moves": moves}.items():
-        check_integer(name, value, 0, MAX_MOVES)
 
 
 def _ranks(name: str, feature: ArrayLike, samples: int) -> NDArray[np.int64]:
@@ -183,20 +171,8 @@ def round_table(table: NDArray[np.float64], rng: np.random.Generator) -> NDArray
     an integer, so that there are at most K·U cycles. While many pairs of rows share two fractional
     columns, which are cycles of four cells, disjoint pairs are processed at once.
 
-    Args:
-        table: ``f64[K, U]``, at least 0, with integral row and column sums up to floating-point
-            error.
-        rng: random generator.
-
-    Returns:
-        ``int64[K, U]``, at least 0.
-
     Source: Gandhi, Khuller, Parthasarathy, Srinivasan 2006
     <https://doi.org/10.1145/1147954.1147956>.
-
-    Example:
-        >>> round_table(np.array([[0.5, 1.5], [2.5, 0.5]]), np.random.default_rng(1)).tolist()
-        [[0, 2], [3, 0]]
     """
     whole = np.floor(table + DUST)
     part = table - whole

@@ -165,10 +165,7 @@ def _search_fraction(
 def _move_samples(
     below: NDArray[np.int64], above: NDArray[np.int64], emd: float, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Moves single samples from one table towards another until the EMD is closest to the target.
-
-    Moving one of n samples changes the EMD by at most 4/n.
-    """
+    """Moves single samples from one table towards another until the EMD is closest to a target."""
     # Both tables have the same samples of each label, so that givers and takers match by label.
     change, cells = (above - below).ravel(), np.arange(below.size)
     givers, takers = (np.repeat(cells, np.maximum(sign * change, 0)) for sign in (-1, 1))

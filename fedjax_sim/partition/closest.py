@@ -30,27 +30,11 @@ def closest_table(
     step solves a system of G equations for each row and one of U equations for all, which takes
     :math:`O(K (G^3 + G U^2))`, linear in the number of clients.
 
-    Args:
-        sizes: n, ``int64[K]``, positive.
-        counts: B, ``int64[U]``, positive, with the same sum as sizes.
-        target: τ, ``f64[K, G]``.
-        groups: ``int64[U, F]``, the groups, in 0 … G - 1, of each column.
-
-    Returns:
-        α, ``f64[K, U]``, at least 0; the sums hold up to floating-point error.
-
-    Raises:
-        ValueError: if sizes and counts have different sums.
-        RuntimeError: if the method does not converge.
+    Takes n, B, τ and ``int64[U, F]``, the groups, in 0 … G - 1, of each column. Returns α,
+    ``f64[K, U]``; the sums hold up to floating-point error.
 
     Source: Xue, Klabjan, Luo 2021 <https://arxiv.org/abs/2108.07433>, eq. 1 and 2; Mehrotra's
     predictor-corrector method, 1992 <https://doi.org/10.1137/0802028>.
-
-    Example:
-        >>> target = np.array([[2.0, 0.0], [2.0, 0.0]])
-        >>> table = closest_table(np.array([2, 2]), np.array([3, 1]), target, np.array([[0], [1]]))
-        >>> np.round(table, 6).tolist()
-        [[1.5, 0.5], [1.5, 0.5]]
     """
     if sizes.sum() != counts.sum():
         raise ValueError(f"sizes must sum to {counts.sum()}, as counts do, got {sizes.sum()}")

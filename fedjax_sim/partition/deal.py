@@ -13,12 +13,7 @@ from fedjax_sim.partition.table import Partition, partition_from_owners
 
 
 def check_range(name: str, value: float, least: float, most: float, why: str = "") -> None:
-    """Raises ValueError if a number is out of range; ``why`` explains the range.
-
-    >>> check_range("t", 3, 1, 2, " with 2 classes")
-    Traceback (most recent call last):
-    ValueError: t must be in 1 to 2 with 2 classes, got 3
-    """
+    """Raises ValueError if a number is out of range; ``why`` explains the range."""
     if not least <= value <= most:
         raise ValueError(f"{name} must be in {least:.9g} to {most:.9g}{why}, got {str(value)[:20]}")
 
@@ -40,14 +35,8 @@ def check_arguments(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], np.random.Generator]:
     """Checks the arguments that all label-based samplers have.
 
-    Returns:
-        The class of each sample, ``int64[n]``, as its rank among the labels that occur, so that no
-        class is empty; the number of samples of each class, ``int64[M]``; the random generator.
-
-    Raises:
-        ValueError: if labels are not integers ``[n]``, clients is not in 1 … n, or the seed is
-            negative.
-        TypeError: if clients or seed is not an integer.
+    Returns the class of each sample, ``int64[n]``, as its rank among the labels that occur; the
+    number of samples of each class, ``int64[M]``; the random generator.
     """
     y = np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
@@ -70,12 +59,7 @@ def check_number(targets: ArrayLike, clients: int, seed: int) -> tuple[int, np.r
 
 
 def check_multiple(clients: int, classes: int) -> None:
-    """Raises ValueError unless the clients can form one equal group for each class.
-
-    >>> check_multiple(25, 10)
-    Traceback (most recent call last):
-    ValueError: clients must be a multiple of 10, the number of classes, got 25: use 20 or 30
-    """
+    """Raises ValueError unless the clients can form one equal group for each class."""
     if clients % classes:
         below = clients // classes * classes
         nearby = " or ".join(str(k) for k in (below, below + classes) if k)
@@ -88,12 +72,7 @@ def check_multiple(clients: int, classes: int) -> None:
 def deal(
     y: NDArray[np.int64], table: NDArray[np.int64], rng: np.random.Generator, name: str
 ) -> Partition:
-    """Deals random samples of each class to clients by a table of counts, ``int64[K, M]``.
-
-    >>> y = np.array([0, 0, 1, 1, 1])
-    >>> deal(y, np.array([[2, 1], [0, 2]]), np.random.default_rng(0), "example").sizes.tolist()
-    [3, 2]
-    """
+    """Deals random samples of each class to clients by a table of counts, ``int64[K, M]``."""
     clients = np.arange(len(table))
     owner = np.empty(y.size, np.int64)
     by_class = np.split(np.argsort(y, kind="stable"), np.cumsum(table.sum(axis=0))[:-1])
@@ -103,13 +82,7 @@ def deal(
 
 
 def fill_empty(table: NDArray[np.int64]) -> None:
-    """Moves one sample of the largest client to each empty client of ``int64[K, M]``, in place.
-
-    >>> table = np.array([[2, 3], [0, 0]])
-    >>> fill_empty(table)
-    >>> table.tolist()
-    [[2, 2], [0, 1]]
-    """
+    """Moves one sample of the largest client to each empty client of ``int64[K, M]``, in place."""
     sizes = table.sum(axis=1)
     empties = np.flatnonzero(sizes == 0).tolist()
     if not empties:

@@ -16,11 +16,6 @@ CELLS = 2**14
 ALPHAS = (1e-6, 1e6)
 
 
-def expected_none(classes: int, clients: int, **_: Any) -> float:
-    """Returns the EMD of samplers that ignore the labels: 0."""
-    return 0.0
-
-
 def expected_target(classes: int, clients: int, *, emd: float, **_: Any) -> float:
     """Returns the EMD of samplers with a target EMD, at most 2 - 2/M."""
     check_range("emd", emd, 0, 2 - 2 / classes + 1e-9, f" with {classes} classes")
@@ -41,13 +36,8 @@ def expected_ll(
     return None if min_per_class else 2 * fraction * (1 - labels_per_client / classes)
 
 
-def expected_q(classes: int, clients: int, *, q: float) -> float:
-    """Returns the EMD of the q-sampler, 2 |q - 1/M| (Cornelis 2022, eq. 3.8)."""
-    return expected_ll_q(classes, clients, labels_per_client=1, q=q)
-
-
 def expected_ll_q(classes: int, clients: int, *, labels_per_client: int, q: float) -> float:
-    """Returns the EMD of ll_q(t, q), 2 |q - t/M| (Cornelis 2022, eq. 3.13)."""
+    """Returns the EMD of ll_q(t, q), 2 |q - t/M| (Cornelis 2022, eq. 3.8 and 3.13)."""
     check_range("labels_per_client", labels_per_client, 1, classes - 1, f" with {classes} classes")
     check_range("q", q, 0, 1)
     return 2 * abs(q - labels_per_client / classes)
@@ -122,7 +112,8 @@ def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[
     """Returns all settings (t, q) of the limit-label-q sampler for a given EMD on balanced labels.
 
     They solve :math:`EMD = 2q - 2t/M`, i.e. :math:`q = EMD/2 + t/M`, for every t < M with q ≤ 1.
-    Arguments, order and errors are as for :func:`fedjax_sim.partition.ll_settings`.
+    The first is that of the q-sampler, which has t = 1. Arguments, order and errors are as for
+    :func:`fedjax_sim.partition.ll_settings`.
 
     Source: Cornelis 2022 <cornelis2022federated>, section 3.3.
 
@@ -132,19 +123,6 @@ def ll_q_settings(emd: float, classes: int, clients: int | None = None) -> list[
     """
     labels_per_client = _labels_per_client("ll_q(t, q)", emd, classes, clients)
     return _up_to_one((t, emd / 2 + t / classes) for t in labels_per_client)
-
-
-def q_setting(emd: float, classes: int) -> float:
-    """Returns q of the q-sampler for a given EMD on balanced labels, :math:`q = EMD/2 + 1/M`.
-
-    Arguments and errors are as for :func:`fedjax_sim.partition.ll_settings`.
-
-    Example:
-        >>> round(q_setting(1.4, 10), 4)
-        0.8
-    """
-    _labels_per_client("q(q)", emd, classes, None)
-    return min(emd / 2 + 1 / classes, 1.0)
 
 
 def dirichlet_alpha(emd: float, classes: int, clients: int) -> float:

@@ -2,16 +2,17 @@
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_sim.base import calls
+from fedjax_sim.base import binding, calls
 from fedjax_sim.base.registry import Registry, UnknownNameError
-from fedjax_sim.base.signatures import takes
+from fedjax_sim.base.signatures import keywords, takes
 from fedjax_sim.base.spelling import did_you_mean
 from fedjax_sim.partition._dirichlet import dirichlet, dirichlet_classes
 from fedjax_sim.partition._label_free import iid, natural, power_law, quantity
@@ -23,11 +24,8 @@ from fedjax_sim.partition.expected import (
     expected_dirichlet,
     expected_ll,
     expected_ll_q,
-    expected_none,
-    expected_q,
     expected_target,
 )
-from fedjax_sim.partition.forms import form_of, read_options
 from fedjax_sim.partition.table import Partition
 
 
@@ -69,6 +67,9 @@ def _matched(
     return matched(labels, clients, theta=theta, features=used, **options)
 
 
+DATA = ("seed", "groups", "features")
+"""Keyword arguments that a sampler receives from the run and the data, not from the user."""
+
 _NAMED = (robin_hood, dirichlet, dirichlet_classes, shards, label_sets, quantity, power_law)
 
 SAMPLERS: Registry[Callable[..., Partition]] = Registry(
@@ -93,10 +94,10 @@ SAMPLERS: Registry[Callable[..., Partition]] = Registry(
 EXPECTED: Mapping[str, Callable[..., float | None]] = {
     "ll": expected_ll,
     "ll_q": expected_ll_q,
-    "q": expected_q,
+    "q": functools.partial(expected_ll_q, labels_per_client=1),
     "dirichlet": expected_dirichlet,
     **dict.fromkeys(("emd", "robin_hood"), expected_target),
-    **dict.fromkeys(("iid", "quantity", "power_law"), expected_none),
+    **dict.fromkeys(("iid", "quantity", "power_law"), lambda classes, clients, **_: 0.0),
 }
 """``(classes, clients, **arguments) -> EMD`` on balanced labels, or None if unknown, by sampler."""
 
@@ -131,8 +132,8 @@ class Sample:
         each categorical feature by name.
         """
         name, sampler = SAMPLERS.resolve(self.sampler)
-        available = {"groups": groups, "features": features}
-        inputs = {key: available[key] for key in form_of(name, sampler).inputs}
+        own, available = keywords(sampler), {"groups": groups, "features": features}
+        inputs = {key: value for key, value in available.items() if key in own}
         partition: Any = sampler(labels, clients, seed=seed, **self.options, **inputs)
         if not isinstance(partition, Partition):
             raise ValueError(f"{name} must return a Partition, got {type(partition).__name__}")
@@ -201,22 +202,52 @@ def parse_form(text: str) -> tuple[str, dict[str, Any]]:
         call = calls.as_call(calls.parse(text), text)
         name, sampler = SAMPLERS.resolve(call.name)
     except UnknownNameError as error:
-        meant = did_you_mean(call.name, SAMPLERS)
-        raise _not_understood(text, list(SAMPLERS.items()), meant) from error
+        texts = [re.sub(r"^\s*[^\s(]+", name, text) for name in did_you_mean(call.name, SAMPLERS)]
+        hint = f"did you mean {' or '.join(texts)}? " if texts else ""
+        raise _not_understood(text, dict(SAMPLERS), hint) from error
     except calls.UnreadableError as error:
-        raise _not_understood(text, list(SAMPLERS.items())) from error
-    form = form_of(name, sampler)
+        raise _not_understood(text, dict(SAMPLERS)) from error
+    own = keywords(sampler, DATA)
     try:
-        return name, read_options(form, call)
+        given = binding.arguments(call, {key: p.default is p.empty for key, p in own.items()})
+        return name, {
+            key: reader(own[key].annotation, key)(calls.word(node)) for key, node in given.items()
+        }
     except (ValueError, KeyError) as error:
-        known = {**SAMPLERS.known, name: sampler}
-        raise _not_understood(text, list(known.items())) from error
+        raise _not_understood(text, {**SAMPLERS.known, name: sampler}) from error
 
 
 def _not_understood(
-    text: str, allowed: Sequence[tuple[str, Callable[..., Partition]]], meant: Sequence[str] = ()
+    text: str, allowed: Mapping[str, Callable[..., Partition]], hint: str = ""
 ) -> ValueError:
-    forms = ", ".join(form_of(name, sampler).text for name, sampler in allowed)
-    texts = [re.sub(r"^\s*[^\s(]+", name, text) for name in meant]
-    hint = f"did you mean {' or '.join(texts)}? " if texts else ""
+    forms = ", ".join(form_of(*named) for named in allowed.items())
     return ValueError(f"sampler must be the text of one, got {text!r}; {hint}allowed: {forms}")
+
+
+def form_of(name: str, sampler: Callable[..., Partition]) -> str:
+    """Returns the text form of a sampler, with the defaults of optional arguments.
+
+    >>> def shards(labels, clients, *, seed, each: int, mixed: bool = False): ...
+    >>> form_of("mine:shards", shards)
+    'mine:shards(each, mixed=False)'
+    """
+    own = sorted(keywords(sampler, DATA).values(), key=lambda p: p.default is not p.empty)
+    words = [p.name if p.default is p.empty else f"{p.name}={p.default}" for p in own]
+    return f"{name}({', '.join(words)})" if words else name
+
+
+def reader(hint: Any, name: str) -> Callable[[str], Any]:
+    """Returns a reader of values of a type; the name of a switch turns it on.
+
+    >>> reader(bool, "balanced")("balanced"), reader(float | None, "theta")("1")
+    (True, 1.0)
+    """
+    kinds = typing.get_args(hint) or (hint,)
+    if typing.get_origin(hint) is Literal:
+        return lambda word: {str(choice): choice for choice in kinds}[word]
+    readers: dict[Any, Callable[[str], Any]] = {
+        bool: {"True": True, "False": False, name: True}.__getitem__,
+        int: int,
+        float: float,
+    }
+    return next((read for kind, read in readers.items() if kind in kinds), str)

@@ -97,11 +97,7 @@ def partition_from_lists(lists: Sequence[ArrayLike], name: str = "") -> Partitio
 
 
 def partition_from_owners(owner: NDArray[np.int64], clients: int, name: str) -> Partition:
-    """Makes a partition from the owner of each sample, ``int64[n]`` in 0 … N - 1.
-
-    >>> partition_from_owners(np.array([1, 0, 0]), 2, "example").lists
-    [array([1, 2], dtype=int32), array([0], dtype=int32)]
-    """
+    """Makes a partition from the owner of each sample, ``int64[n]`` in 0 … N - 1."""
     start = np.cumsum(np.bincount(owner, minlength=clients))
     # A stable sort by owner keeps the positions of each client in ascending order.
     index = np.argsort(owner, kind="stable")
@@ -139,18 +135,16 @@ def validate_partition(partition: Partition, samples: int) -> None:
         twice = np.flatnonzero(np.bincount(index, minlength=1) > 1)
     if twice.size:
         raise ValueError(
-            f"partition.index must have each sample once, got {_first_few(twice)} more than once"
+            "partition.index must have each sample once, got "
+            f"{shortened([*map(str, twice)])} more than once"
         )
     empty = np.flatnonzero(partition.sizes == 0)
     if empty.size:
         raise ValueError(
-            f"partition must give every client a sample, but clients {_first_few(empty)} have no "
-            "samples; use fewer clients, less skew or another seed"
+            "partition must give every client a sample, but clients "
+            f"{shortened([*map(str, empty)])} have no samples; use fewer clients, less skew or "
+            "another seed"
         )
-
-
-def _first_few(numbers: NDArray[np.int64]) -> str:
-    return shortened([str(number) for number in numbers])
 
 
 def label_table(labels: ArrayLike, partition: Partition, classes: int) -> NDArray[np.int64]:
