@@ -30,8 +30,6 @@ def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> Non
     Raises:
         ValueError: if it is not an optimiser, or needs another argument. Optimisers inside an
             ``optax.chain`` cannot be checked.
-
-    >>> check_optimizer("optimizer", optax.polyak_sgd(), EXTRA_ARGUMENTS)
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
