@@ -56,12 +56,6 @@ def on_root(train: Callable[..., T]) -> Callable[..., T]:
     On CPU the runs that a vmap adds (seeds) train one after another: a vmapped convolution is
     grouped there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as long
     as one.
-
-    Args:
-        train: ``(key, variables, client, *others)``, such as ``train`` of a local update.
-
-    Returns:
-        A function of ``(key, variables, data, *others)`` with the same result.
     """
 
     def on_data(key: Array, variables: Variables, data: ClientData, *others: PyTree) -> T:

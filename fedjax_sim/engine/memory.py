@@ -191,11 +191,7 @@ def host_bytes_held(size: int, devices: Sequence[jax.Device]) -> int:
 
 
 def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
-    """Rejects a run that is larger than the memory of a device.
-
-    Raises:
-        TooLargeError: names both sizes.
-    """
+    """Rejects a run that is larger than the memory of a device."""
     available = memory_of(devices)
     if available is not None and size > available:
         count = len(devices)
@@ -206,11 +202,7 @@ def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
 
 
 def check_memory_for(what: str, size: int) -> None:
-    """Rejects arrays that do not fit in any memory of this machine, before they are made.
-
-    Raises:
-        TooLargeError: names both sizes.
-    """
+    """Rejects arrays that do not fit in any memory of this machine, before they are made."""
     available = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
     if 0 < available < size:
         raise TooLargeError(

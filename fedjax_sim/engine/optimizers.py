@@ -170,15 +170,10 @@ def gradient_noise(sigma: float) -> optax.GradientTransformationExtraArgs:
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of :func:`adagrad`, :func:`adam` and :func:`yogi`.
+    """Moments of :func:`adagrad`, :func:`adam` and :func:`yogi`."""
 
-    Attributes:
-        m: ``[*p]``, first moment.
-        v: ``[*p]``, second moment.
-    """
-
-    m: PyTree
-    v: PyTree
+    m: PyTree  # [*p], first moment
+    v: PyTree  # [*p], second moment
 
 
 def adagrad(

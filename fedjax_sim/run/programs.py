@@ -262,12 +262,7 @@ class Programs:
             yield "finish", finish
 
     def options(self, name: str, rounds: int | None = None) -> dict[str, Any] | None:
-        """Returns XLA's options for a program that was just lowered.
-
-        Args:
-            name: name of the program.
-            rounds: rounds of the whole run; None if unknown.
-        """
+        """Returns XLA's options for a program that was just lowered."""
         quick, largest = self._quick(name, rounds), self._largest.get(name)
         return options_for(self.execution.devices, quick=quick, largest=largest)
 
@@ -295,11 +290,7 @@ class Programs:
         return run
 
     def cohorts(self, run: Run, data: ClientData, rounds: int) -> NDArray[np.int32]:
-        """Predicts the clients of the next rounds, ``int32[R, rounds, S]``; N for an empty slot.
-
-        Raises:
-            ValueError: if the selection depends on what clients report or on training.
-        """
+        """Predicts the clients of the next rounds, ``int32[R, rounds, S]``; N for an empty slot."""
         draw = self._cohort_program(run, data, rounds)
         return np.asarray(draw(run, data)).swapaxes(0, 1)
 
