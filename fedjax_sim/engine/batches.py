@@ -33,11 +33,6 @@ def root_view(data: ClientData) -> ClientView:
 
     Raises:
         MissingRootError: if the server has no samples.
-
-    >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
-    ...                   jnp.array([0, 1]), capacity=2, root=jnp.array([1, 3]))
-    >>> int(root_view(data).size)
-    2
     """
     if data.root is None:
         raise MissingRootError(
@@ -61,12 +56,6 @@ def on_root(train: Callable[..., T]) -> Callable[..., T]:
     On CPU the runs that a vmap adds (seeds) train one after another: a vmapped convolution is
     grouped there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as long
     as one.
-
-    Args:
-        train: ``(key, variables, client, *others)``, such as ``train`` of a local update.
-
-    Returns:
-        A function of ``(key, variables, data, *others)`` with the same result.
     """
 
     def on_data(key: Array, variables: Variables, data: ClientData, *others: PyTree) -> T:
@@ -178,11 +167,6 @@ def of_each(client: ClientView, batch_size: int, of_batch: Callable[[Batch], Arr
 
     Returns:
         ``[capacity or more, *s]``; rows from n_k on are padding.
-
-    >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
-    ...                     jnp.int32(5), 5)
-    >>> of_each(client, 2, lambda batch: 10 * batch.x)[:5].tolist()
-    [20.0, 30.0, 40.0, 50.0, 60.0]
     """
 
     def add(carry: tuple[Array, Array], batch: Batch) -> tuple[Array, Array]:
@@ -241,19 +225,7 @@ def shuffled(
 
 
 def random_minibatch(key: Array, client: ClientView, size: int) -> Batch:
-    """Draws a minibatch of distinct samples; all samples if there are no more than B.
-
-    Args:
-        key: PRNG key.
-        client: the client.
-        size: B.
-
-    >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
-    ...                     jnp.int32(3), 5)
-    >>> batch = random_minibatch(jax.random.key(0), client, 4)
-    >>> sorted(batch.x[batch.mask].tolist())
-    [2.0, 3.0, 4.0]
-    """
+    """Draws a minibatch of distinct samples; all samples if there are no more than B."""
     order = shuffled(key, client.size, client.capacity, client.size_range)
     return minibatch(client, order, jnp.int32(0), size, refill=False)
 

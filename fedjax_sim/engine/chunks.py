@@ -14,15 +14,10 @@ from fedjax_sim.engine.vmapped import everywhere
 
 
 class Addend(NamedTuple):
-    """A weighted term of a sum.
+    """A weighted term of a sum."""
 
-    Attributes:
-        weight: ``f32[]``, at least 0; if 0, the values may be NaN.
-        values: ``[*p]``.
-    """
-
-    weight: Array
-    values: PyTree
+    weight: Array  # f32[], at least 0; if 0, the values may be NaN
+    values: PyTree  # [*p]
 
 
 def run_in_chunks(

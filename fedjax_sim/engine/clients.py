@@ -142,35 +142,21 @@ class Visits(NamedTuple):
 
 
 def round_number(client: ClientView, reader: str) -> Array:
-    """Returns the number of the round, for the setting ``reader``.
-
-    Raises:
-        ValueError: if it is unknown: the server trains on its own samples.
-    """
+    """Returns the number of the round, for the setting ``reader``."""
     if client.round is None:
         raise ValueError(f"{reader} needs the round number, which only clients have")
     return client.round
 
 
 def round_key(client: ClientView) -> Array:
-    """Returns the key that all clients of a round share.
-
-    Raises:
-        ValueError: if the view has no round key, i.e. the client is only being evaluated.
-    """
+    """Returns the key that all clients of a round share."""
     if client.coin is None:
         raise ValueError("steps needs the key of a round, which only its training clients have")
     return client.coin
 
 
 def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
-    """Returns the visits to ``clients int32[T]``; client N has no samples.
-
-    Args:
-        data: the population.
-        clients: ``int32[T]``.
-        peers: whether the tasks need ``ClientView.starts`` and ``relabels``.
-    """
+    """Returns the visits to ``clients int32[T]``; client N has no samples."""
     budget = None if data.budget is None else client_sizes(data, clients)
     relabel = None if data.relabel is None else data.relabel[clients]
 

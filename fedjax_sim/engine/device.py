@@ -37,19 +37,12 @@ TaskFn = Callable[[PyTree, PyTree, PyTree, PyTree], PyTree]
 
 
 class Work(NamedTuple):
-    """The tasks, ``[T]``.
+    """The tasks, ``[T]``."""
 
-    Attributes:
-        common: ``int32[T]``, index into the pool of common values.
-        own: ``[T, *p]``, values of each task; () for none.
-        task: ``[T, ...]``, small values: keys and integers.
-        cost: ``int32[T]``, estimated time of each task.
-    """
-
-    common: Array
-    own: PyTree
-    task: PyTree
-    cost: Array
+    common: Array  # int32[T], index into the pool of common values
+    own: PyTree  # [T, *p], values of each task; () for none
+    task: PyTree  # [T, ...], small values: keys and integers
+    cost: Array  # int32[T], estimated time of each task
 
 
 def as_pool(

@@ -59,13 +59,7 @@ class Execution(DeviceMesh):
     by_default: bool = dataclasses.field(default=False, compare=False, repr=False)
 
     def gather(self, values: PyTree) -> PyTree:
-        """Replicates many stacks of 32-bit numbers ``[P]`` in one collective.
-
-        >>> ours = make_execution(devices=2)
-        >>> values = jnp.array([0.5, 2.0]), jnp.array([-1, 7], jnp.int32)
-        >>> [a.tolist() for a in jax.jit(ours.gather)(values)]
-        [[0.5, 2.0], [-1, 7]]
-        """
+        """Replicates many stacks of 32-bit numbers ``[P]`` in one collective."""
         if self.differentiable:  # bits have no derivatives
             return self.replicate(values)
         leaves, structure = jax.tree.flatten(values)
@@ -136,19 +130,7 @@ class Execution(DeviceMesh):
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
     ) -> PyTree:
-        """Runs ``fn(common, client)`` for every client of ``data``; returns ``[N, ...]``.
-
-        Args:
-            fn: function to run.
-            common: ``[*p]``, values that all clients share, such as a server model.
-            data: the population.
-
-        >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
-        ...                   jnp.array([0, 1, 3]), capacity=2)
-        >>> ours = make_execution(devices=1)
-        >>> ours.per_client(lambda w, client: w * client.size, jnp.int32(10), data).tolist()
-        [10, 20]
-        """
+        """Runs ``fn(common, client)`` for every client of ``data``; returns ``[N, ...]``."""
         count = data.clients
         clients = jnp.minimum(jnp.arange(self.rows(count), dtype=jnp.int32), count)
 

@@ -153,39 +153,23 @@ def _origins(fn: Callable[..., PyTree], *args: PyTree) -> list[int]:
 
 
 class _Lanes(NamedTuple):
-    """State of the lanes, ``[L, ...]``.
+    """State of the lanes, ``[L, ...]``."""
 
-    Attributes:
-        task: ``int32[L]``, the task; T for a lane without one.
-        since: ``int32[L]``, the device's steps when the task began.
-        left: ``int32[L]``, steps left of the stretch.
-        plan: plan of the task.
-        carry: carry of the task.
-    """
-
-    task: Array
-    since: Array
-    left: Array
+    task: Array  # int32[L], the task; T for a lane without one
+    since: Array  # int32[L], the device's steps when the task began
+    left: Array  # int32[L], steps left of the stretch
     plan: PyTree
     carry: PyTree
 
 
 class _Done(NamedTuple):
-    """Results of the device so far.
+    """Results of the device so far."""
 
-    Attributes:
-        taken: ``int32[]``, tasks taken from the queue.
-        steps: ``int32[]``, steps of every lane.
-        ran: ``int32[T]``, steps of each task.
-        out: ``[T, ...]``, results.
-        sums: sums by entry.
-    """
-
-    taken: Array
-    steps: Array
-    ran: Array
-    out: PyTree
-    sums: PyTree
+    taken: Array  # int32[], tasks taken from the queue
+    steps: Array  # int32[], steps of every lane
+    ran: Array  # int32[T], steps of each task
+    out: PyTree  # [T, ...], results
+    sums: PyTree  # sums by entry
 
 
 def run_in_lanes(

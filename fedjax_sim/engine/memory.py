@@ -78,12 +78,7 @@ def largest_new_array(jaxpr: Jaxpr) -> int:
 
 
 def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    """Yields the operations of a program and of its inner programs, such as bodies of loops.
-
-    >>> doubled = jax.make_jaxpr(jax.jit(lambda x: 2 * x))
-    >>> [operation.primitive.name for operation in operations(doubled(1.0).jaxpr)]
-    ['mul']
-    """
+    """Yields the operations of a program and of its inner programs, such as bodies of loops."""
     for equation in jaxpr.eqns:
         inner = programs_of(equation)
         for program in inner:
@@ -190,21 +185,13 @@ def _local(devices: Sequence[jax.Device]) -> list[jax.Device]:
 
 
 def host_bytes_held(size: int, devices: Sequence[jax.Device]) -> int:
-    """Returns the bytes of host memory that CPU devices of this process hold, ``size`` each.
-
-    >>> host_bytes_held(5, jax.devices("cpu")[:2])
-    10
-    """
+    """Returns the bytes of host memory that CPU devices of this process hold, ``size`` each."""
     local = _local(devices)
     return size * len(local) if local[0].platform == "cpu" else 0
 
 
 def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
-    """Rejects a run that is larger than the memory of a device.
-
-    Raises:
-        TooLargeError: names both sizes.
-    """
+    """Rejects a run that is larger than the memory of a device."""
     available = memory_of(devices)
     if available is not None and size > available:
         count = len(devices)
@@ -215,15 +202,7 @@ def check_fits(size: int, devices: Sequence[jax.Device]) -> None:
 
 
 def check_memory_for(what: str, size: int) -> None:
-    """Rejects arrays that do not fit in any memory of this machine, before they are made.
-
-    Raises:
-        TooLargeError: names both sizes.
-
-    >>> check_memory_for("100 copies of the model", 10**18)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    fedjax_sim.engine.memory.TooLargeError: 100 copies of the model take 1,000,000,000,000 MB: ...
-    """
+    """Rejects arrays that do not fit in any memory of this machine, before they are made."""
     available = max(memory_of_host() or 0, memory_of(jax.local_devices()[:1]) or 0)
     if 0 < available < size:
         raise TooLargeError(

@@ -30,8 +30,6 @@ def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> Non
     Raises:
         ValueError: if it is not an optimiser, or needs another argument. Optimisers inside an
             ``optax.chain`` cannot be checked.
-
-    >>> check_optimizer("optimizer", optax.polyak_sgd(), EXTRA_ARGUMENTS)
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(f"{name} must be an optax.GradientTransformation, got {optimizer!r}")
@@ -172,15 +170,10 @@ def gradient_noise(sigma: float) -> optax.GradientTransformationExtraArgs:
 
 
 class AdaptiveState(NamedTuple):
-    """Moments of :func:`adagrad`, :func:`adam` and :func:`yogi`.
+    """Moments of :func:`adagrad`, :func:`adam` and :func:`yogi`."""
 
-    Attributes:
-        m: ``[*p]``, first moment.
-        v: ``[*p]``, second moment.
-    """
-
-    m: PyTree
-    v: PyTree
+    m: PyTree  # [*p], first moment
+    v: PyTree  # [*p], second moment
 
 
 def adagrad(

@@ -51,11 +51,7 @@ def blocks(rows: Array, devices: int) -> Array:
 
 
 def device_sum(parts: PyTree) -> PyTree:
-    """Sums rows, one on each device: ``f[D, *p] -> f[*p]``, whole on all of them.
-
-    >>> device_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-    [4.0, 6.0]
-    """
+    """Sums rows, one on each device: ``f[D, *p] -> f[*p]``, whole on all of them."""
     devices = ordered_devices()
     if devices == 1:
         return jax.tree.map(functools.partial(jnp.sum, axis=0), parts)

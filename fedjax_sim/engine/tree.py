@@ -61,11 +61,7 @@ def take(tree: PyTree, rows: Array) -> PyTree:
 
 
 def row_shapes(tree: PyTree, rows: int) -> PyTree:
-    """Returns the shapes and dtypes of so many rows of a stack.
-
-    >>> row_shapes({"w": jnp.zeros((3, 2))}, 5)
-    {'w': ShapeDtypeStruct(shape=(5, 2), dtype=float32)}
-    """
+    """Returns the shapes and dtypes of so many rows of a stack."""
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype), tree)
 
 
@@ -95,20 +91,12 @@ def only(mask: PyTree, tree: PyTree) -> PyTree:
 
 
 def masked(mask: PyTree, tree: PyTree) -> PyTree:
-    """Returns ``tree`` with 0 in the entries where ``mask``, of booleans, is False.
-
-    >>> masked({"w": jnp.array([True, False])}, {"w": jnp.array([3, 4])})["w"].tolist()
-    [3, 0]
-    """
+    """Returns ``tree`` with 0 in the entries where ``mask``, of booleans, is False."""
     return jax.tree.map(lambda has, a: jnp.where(has, a, jnp.zeros((), a.dtype)), mask, tree)
 
 
 def filled(some: PyTree, whole: PyTree) -> PyTree:
-    """Returns ``some`` with leaves of ``whole`` in place of None.
-
-    >>> filled({"w": 1, "b": None}, {"w": 3, "b": 4})
-    {'b': 4, 'w': 1}
-    """
+    """Returns ``some`` with leaves of ``whole`` in place of None."""
     return jax.tree.map(
         lambda leaf, other: other if leaf is None else leaf,
         some,
@@ -118,11 +106,7 @@ def filled(some: PyTree, whole: PyTree) -> PyTree:
 
 
 def select(condition: Array, on_true: PyTree, on_false: PyTree) -> PyTree:
-    """Selects one of two trees by ``condition bool[]``; NaN in the other has no effect.
-
-    >>> select(jnp.array(True), {"w": jnp.float32(1)}, {"w": jnp.float32(2)})["w"].item()
-    1.0
-    """
+    """Selects one of two trees by ``condition bool[]``; NaN in the other has no effect."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), on_true, on_false)
 
 
@@ -137,9 +121,6 @@ def select_updated(condition: Array, new: PyTree, old: PyTree) -> PyTree:
     On CUDA, XLA only merges kernels that read the same array. Under a vmap ``condition`` is one, so
     all leaves of the same shape are updated by one kernel. A leaf whose shape is unique is left
     alone, because XLA can compute its update in the product that gives its gradient.
-
-    >>> select_updated(jnp.array(True), {"w": jnp.float32(1)}, {"w": jnp.float32(3)})["w"].item()
-    1.0
     """
     leaves, structure = jax.tree.flatten(new)
     count = Counter(leaf.shape for leaf in leaves)
@@ -233,11 +214,7 @@ def subtract(tree: PyTree, other: PyTree) -> PyTree:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Returns the size in bytes of a pytree of arrays or ``ShapeDtypeStruct``.
-
-    >>> num_bytes({"w": jnp.zeros((2, 3), jnp.float32)})
-    24
-    """
+    """Returns the size in bytes of a pytree of arrays or ``ShapeDtypeStruct``."""
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
@@ -330,11 +307,7 @@ def typed_like(new: PyTree, old: PyTree) -> PyTree:
 
 
 def wide(dtype: jnp.dtype) -> jnp.dtype:
-    """Returns the dtype of sums: float64 for float64, float32 for all others.
-
-    >>> wide(jnp.dtype("bfloat16"))
-    dtype('float32')
-    """
+    """Returns the dtype of sums: float64 for float64, float32 for all others."""
     return dtype if dtype == jnp.float64 else jnp.dtype(jnp.float32)
 
 

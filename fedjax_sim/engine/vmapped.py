@@ -13,13 +13,7 @@ from fedjax_sim.base import Array, PyTree
 
 
 def closed_over(fn: Callable[..., PyTree], *example: Any) -> list[Array]:
-    """Returns the traced floats that ``fn`` closes over; traces it to find them.
-
-    >>> def doubled(rate):
-    ...     return closed_over(lambda x: rate * x, 1.0)[0] * 2
-    >>> float(jax.jit(doubled)(3.0))
-    6.0
-    """
+    """Returns the traced floats that ``fn`` closes over; traces it to find them."""
     closed: list[Array] = jax.closure_convert(fn, *example)[1]
     return closed
 
@@ -71,9 +65,6 @@ def greatest(value: Array) -> Array:
     """Returns the largest ``value int32[]`` over all indices of every outer vmap.
 
     A ``lax.switch`` on it stays a branch under vmap, like a ``lax.cond`` on :func:`everywhere`.
-
-    >>> jax.vmap(greatest)(jnp.array([2, 7])).tolist()
-    [7, 7]
     """
     return value
 

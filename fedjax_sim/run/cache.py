@@ -129,14 +129,7 @@ def _listen() -> None:
 
 @contextmanager
 def count_programs() -> Iterator[_Counter]:
-    """Counts the programs that XLA compiles, including accidental ones.
-
-    >>> import numpy as np
-    >>> with count_programs() as counter:
-    ...     doubled = jax.jit(lambda x: x * 2.0)(np.ones(3, np.float32))
-    >>> counter.programs
-    1
-    """
+    """Counts the programs that XLA compiles, including accidental ones."""
     _listen()
     counter = _Counter()
     _counters.append(counter)

@@ -26,17 +26,11 @@ _KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 
 class Candidates(NamedTuple):
-    """Algorithms that differ in their settings.
+    """Algorithms that differ in their settings."""
 
-    Attributes:
-        make: function that makes an algorithm from settings, which may be traced.
-        settings: settings of each algorithm, by the same names.
-        algorithms: the algorithms, checked.
-    """
-
-    make: Make
-    settings: Sequence[Settings]
-    algorithms: Sequence[Algorithm]
+    make: Make  # makes an algorithm from settings, which may be traced
+    settings: Sequence[Settings]  # settings of each algorithm, by the same names
+    algorithms: Sequence[Algorithm]  # of the settings, checked
 
     def subset(self, places: Sequence[int]) -> Candidates:
         """Returns the candidates at some places."""
@@ -102,11 +96,7 @@ def run_candidates(
 
 
 def group_candidates(candidates: Candidates, model: Model, data: ClientData) -> list[list[int]]:
-    """Groups the candidates that can share a program: they differ only in traceable settings.
-
-    Returns:
-        Places of the candidates, each once.
-    """
+    """Groups the candidates that can share a program: they differ only in traceable settings."""
     make, settings = candidates.make, candidates.settings
     names = [
         name

@@ -101,13 +101,7 @@ def with_all_rows(values: PyTree) -> Any:
 
 
 def rows_that_fit(run: Run, layout: Layout, mb: float) -> StateRows | None:
-    """Returns the rows of per-client state that fit on the devices; None if all fit.
-
-    Args:
-        run: shapes of a run with the state of all clients.
-        layout: layout of the run.
-        mb: MB that a device may hold.
-    """
+    """Returns the rows of per-client state that fit on the devices; None if all fit."""
     each = tree.num_bytes(per_client_state(layout.exported_shapes(run))) // layout.clients
     rows = layout.clients if not each else int(mb * MB // each) * layout.parts
     return None if rows >= layout.clients else StateRows(rows, layout.parts, each, mb)

@@ -77,12 +77,7 @@ class Experiment:
         return sets
 
     def runner(self) -> Runner:
-        """Checks the settings and returns the runner of the programs; computes nothing.
-
-        Raises:
-            ValueError: if a setting is out of range or of the wrong kind, the model does not fit
-                the data, or is not the one that the local update trains.
-        """
+        """Checks the settings and returns the runner of the programs; computes nothing."""
         algorithm, model, data = self.algorithm, self.model, self.data
         check_kinds(algorithm, model, data)
         every = whole_number("eval_every", self.eval_every)

@@ -89,60 +89,28 @@ class Functions:
     run: Run | None = None
 
     @functools.cached_property
-    def start(self) -> Any:
-        """``(seeds, weights, data)`` to the runs before the first round."""
-        run, model, whole = self._shardings
-        return jax.jit(self.begin, in_shardings=(whole, model, whole), out_shardings=run)
-
-    @functools.cached_property
-    def advance(self) -> Any:
-        """``(run, data, sets, todo, score)``: runs ``todo`` rounds; also returns the models.
-
-        Personal models are scored if ``score`` is true.
-        """
-        run, model, whole = self._shardings
-        models = EvaluatedModels(model, whole)
-        given, returned = (run, whole, whole, whole, whole), (run, whole, models)
-        return jax.jit(self._advance, donate_argnums=0, in_shardings=given, out_shardings=returned)
-
-    @functools.cached_property
-    def rounds(self) -> Any:
-        """``(run, data, todo)``: only runs rounds."""
-        run, _, whole = self._shardings
-        given, returned = (run, whole, whole), (run, whole)
-        return jax.jit(self._rounds, donate_argnums=0, in_shardings=given, out_shardings=returned)
-
-    @functools.cached_property
-    def models(self) -> Any:
-        """``(run, data, sets)``: only returns the models."""
-        run, model, whole = self._shardings
-        models = EvaluatedModels(model, whole)
-        return jax.jit(self._models, in_shardings=(run, whole, whole), out_shardings=models)
-
-    @functools.cached_property
-    def finish(self) -> Any:
-        """``(run, data, sets)`` to the uploads of the end and the final models."""
-        run, model, whole = self._shardings
-        returned = whole, EvaluatedModels(model, whole)
-        return jax.jit(self.collect, in_shardings=(run, whole, whole), out_shardings=returned)
-
-    @functools.cached_property
-    def own(self) -> Any:
-        """``(run, data, sets, clients)`` to the answers of some clients' personal models."""
-        run, _, whole = self._shardings
-        return jax.jit(self._own, in_shardings=(run, whole, whole, whole), out_shardings=whole)
-
-    @functools.cached_property
-    def count(self) -> Any:
-        """``(answers, sets)`` to the counts of all clients' answers to each set."""
-        whole = self.layout.execution.replicated
-        return jax.jit(self._count, in_shardings=(whole, whole), out_shardings=whole)
-
-    @property
-    def _shardings(self) -> tuple[Any, Any, Any]:
-        """Shardings of a run, of models, and of arrays that are whole on every device."""
-        run = self.layout.shardings(self.run)
-        return run, run.state.server, self.layout.execution.replicated
+    def jitted(self) -> dict[str, Any]:
+        """The functions by the names of their programs, jitted."""
+        run, whole = self.layout.shardings(self.run), cast(Any, self.layout.execution.replicated)
+        models = EvaluatedModels(run.state.server, whole)
+        shardings: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+            "start": (self.begin, (whole, run.state.server, whole), run),
+            "advance": (self._advance, (run, whole, whole, whole, whole), (run, whole, models)),
+            "rounds": (self._rounds, (run, whole, whole), (run, whole)),
+            "models": (self._models, (run, whole, whole), models),
+            "finish": (self.collect, (run, whole, whole), (whole, models)),
+            "own": (self._own, (run, whole, whole, whole), whole),
+            "count": (self._count, (whole, whole), whole),
+        }
+        return {
+            name: jax.jit(
+                fn,
+                donate_argnums=0 if name in ("advance", "rounds") else (),
+                in_shardings=given,
+                out_shardings=returned,
+            )
+            for name, (fn, given, returned) in shardings.items()
+        }
 
     @property
     def _run_axes(self) -> tuple[Any, ...]:
@@ -166,7 +134,7 @@ class Functions:
         return functools.partial(self.axes.map(of_run, (0, *in_axes), out_axes), index)
 
     def begin(self, seeds: Array, weights: Variables, data: ClientData) -> Run:
-        """Computes ``start``."""
+        """Returns the runs before the first round."""
 
         def begin(algorithm: Algorithm, seed: Array, start: Variables, data: ClientData) -> PyTree:
             run_key = stream(jax.random.key(seed), Seed.ROUNDS)
@@ -178,6 +146,7 @@ class Functions:
     def _advance(
         self, run: Run, data: ClientData, sets: Sets, todo: Array, score: Array
     ) -> tuple[Run, Metrics, EvaluatedModels]:
+        """Runs rounds and returns the models; scores personal models if ``score`` is true."""
         run, rows = self._rounds(run, data, todo)
         if not self.personal:
             return run, rows, self._models(run, data, sets)
@@ -219,7 +188,7 @@ class Functions:
         return self._with_personal(evaluated(run.keys, run.state, data), run, data, sets)
 
     def collect(self, run: Run, data: ClientData, sets: Sets) -> tuple[Array, EvaluatedModels]:
-        """Computes ``finish``."""
+        """Returns the uploads of the end and the final models."""
         run = self.layout.stripped(run)
         collect = self._map(_with_round_key(Algorithm.collect), self._run_axes)
         variables, uploads = collect(run.keys, run.state, data)

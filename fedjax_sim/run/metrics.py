@@ -26,15 +26,10 @@ Answers = tuple[Array, PyTree]
 
 
 class Counts(NamedTuple):
-    """Counts over an evaluation set, from :func:`evaluate`.
+    """Counts over an evaluation set, from :func:`evaluate`."""
 
-    Attributes:
-        pooled: counts of all samples together; its arrays lack the axis G.
-        by_client: counts of each client, ``[K, ...]``; None if the set has one client.
-    """
-
-    pooled: Sums
-    by_client: Sums | None
+    pooled: Sums  # counts of all samples together; its arrays lack the axis G
+    by_client: Sums | None  # counts of each client, [K, ...]; None if the set has one client
 
 
 def evaluate(

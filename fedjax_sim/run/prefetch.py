@@ -21,31 +21,19 @@ from fedjax_sim.run.layout import replicated
 
 
 class Block(NamedTuple):
-    """Consecutive rounds, and all clients that train in them.
-
-    Attributes:
-        rounds: number of rounds.
-        clients: ``int64[U]``, :math:`p (N + 1) + k` for client k of the p-th partition.
-    """
+    """Consecutive rounds, and all clients that train in them."""
 
     rounds: int
-    clients: NDArray[np.int64]
+    clients: NDArray[np.int64]  # int64[U], p (N + 1) + k for client k of the p-th partition
 
 
 class StateRows(NamedTuple):
-    """Rows of per-client state on the devices, fewer than there are clients.
+    """Rows of per-client state on the devices, fewer than there are clients."""
 
-    Attributes:
-        clients: number of rows.
-        devices: number of devices that share them.
-        bytes: bytes of one client, in all runs.
-        given: MB that a device may hold.
-    """
-
-    clients: int
-    devices: int
-    bytes: int
-    given: float
+    clients: int  # number of rows
+    devices: int  # number of devices that share them
+    bytes: int  # bytes of one client, in all runs
+    given: float  # MB that a device may hold
 
 
 class PrefetchBlocks:
@@ -250,11 +238,7 @@ class Prefetcher:
         self.fetch()
 
     def fetch(self, count: int = 0) -> None:
-        """Begins to place the next block's data on the devices, if there is one.
-
-        Args:
-            count: rounds of the current block that have begun to run; it stays if it has more.
-        """
+        """Places the next block's data, unless more than ``count`` rounds of this one are left."""
         if self.next is not None and count < self.next[0].rounds:
             running, data = self.next
             self.next = running._replace(rounds=running.rounds - count), data

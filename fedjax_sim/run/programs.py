@@ -199,6 +199,7 @@ class Programs:
 
     def _each_traced(self, weights: Variables | None) -> Iterator[tuple[str, Traced]]:
         functions, blocks = self._functions, self.blocks
+        jitted = functions.jitted
         whole = self.execution.replicated
 
         def shapes(tree: PyTree, shardings: PyTree = whole) -> PyTree:
@@ -218,7 +219,7 @@ class Programs:
         weights = draw.out_info if weights is None else weights
         split = self.execution.shardings(weights, None)
         weights = shapes(weights, split)
-        start = functions.start.trace(seeds, weights, data)
+        start = jitted["start"].trace(seeds, weights, data)
         held = tree.num_bytes(start.out_info) // len(self.execution.devices)
         check_memory_for("the state of the runs on one device would", held)
         self.shapes["start"] = start.out_info
@@ -226,11 +227,11 @@ class Programs:
         run = shapes(start.out_info, self.layout.shardings(start.out_info))
         personal = None  # counts of personal models, by a program of their own
         if blocks is None:
-            advance = functions.advance.trace(run, data, sets, todo, score)
+            advance = jitted["advance"].trace(run, data, sets, todo, score)
             yield "advance", advance
             rows, models = advance.out_info[1:]
         else:
-            rounds = functions.rounds.trace(run, block, todo)
+            rounds = jitted["rounds"].trace(run, block, todo)
             yield "rounds", rounds
             rows = rounds.out_info[1]
             if self.hosted and self.algorithm.ends:
@@ -238,14 +239,14 @@ class Programs:
                 check_state_unread(jax.make_jaxpr(functions.collect)(*args).jaxpr, args)
             if self.own_apart:
                 some = shapes(np.zeros(self.layout.clients, np.int32))
-                own = functions.own.trace(run, data, sets, some)
+                own = jitted["own"].trace(run, data, sets, some)
                 yield "own", own
                 answers = shapes(shapes_for(self.data.clients, own.out_info))
-                count = functions.count.trace(answers, sets)
+                count = jitted["count"].trace(answers, sets)
                 yield "count", count
                 personal = count.out_info
             run = without_client_state(run) if self.hosted else run
-            models_program = functions.models.trace(run, data, sets)
+            models_program = jitted["models"].trace(run, data, sets)
             yield "models", models_program
             models = models_program.out_info
         evaluation = evaluation_program(self.model.apply, self.task, self.execution, functions.axes)
@@ -255,18 +256,13 @@ class Programs:
         counts = SetCounts(evaluate.out_info, *(personal or ()))
         self.shapes["advance"] = start.out_info, rows, counts
         if self.algorithm.ends:
-            finish = functions.finish.trace(run, data, sets)
+            finish = jitted["finish"].trace(run, data, sets)
             uploads, last = finish.out_info
             self.shapes["finish"] = Collected(last.variables, uploads, counts)
             yield "finish", finish
 
     def options(self, name: str, rounds: int | None = None) -> dict[str, Any] | None:
-        """Returns XLA's options for a program that was just lowered.
-
-        Args:
-            name: name of the program.
-            rounds: rounds of the whole run; None if unknown.
-        """
+        """Returns XLA's options for a program that was just lowered."""
         quick, largest = self._quick(name, rounds), self._largest.get(name)
         return options_for(self.execution.devices, quick=quick, largest=largest)
 
@@ -294,11 +290,7 @@ class Programs:
         return run
 
     def cohorts(self, run: Run, data: ClientData, rounds: int) -> NDArray[np.int32]:
-        """Predicts the clients of the next rounds, ``int32[R, rounds, S]``; N for an empty slot.
-
-        Raises:
-            ValueError: if the selection depends on what clients report or on training.
-        """
+        """Predicts the clients of the next rounds, ``int32[R, rounds, S]``; N for an empty slot."""
         draw = self._cohort_program(run, data, rounds)
         return np.asarray(draw(run, data)).swapaxes(0, 1)
 

@@ -48,17 +48,11 @@ class EvaluatedModels(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """The final models, after models in flight were collected; ``[R, ...]``.
+    """The final models, after models in flight were collected; ``[R, ...]``."""
 
-    Attributes:
-        variables: the final models.
-        uploads: ``int32[R]``, models that were sent for it.
-        counts: counts of the final models.
-    """
-
-    variables: Variables
-    uploads: Array
-    counts: SetCounts
+    variables: Variables  # the final models
+    uploads: Array  # int32[R], models that were sent for it
+    counts: SetCounts  # counts of the final models
 
 
 class Interval(NamedTuple):
@@ -115,8 +109,8 @@ class TreeBuffer:
         begin, end = self._length, self._length + new[0].shape[self._axis]
         if not self._buffers:
             self._buffers = [np.empty_like(a) for a in new]
-        if end > self._buffers[0].shape[self._axis]:  # doubled: each entry is copied once or twice
-            self._buffers = [self._resized(a, begin, 2 * end) for a in self._buffers]
+        while end > self._buffers[0].shape[self._axis]:  # each entry is copied once or twice
+            self._buffers = [np.concatenate([a, a], axis=self._axis) for a in self._buffers]
         for buffer, a in zip(self._buffers, new, strict=True):
             buffer[self._slice(begin, end)] = a
         self._length = end
@@ -132,13 +126,6 @@ class TreeBuffer:
 
     def _slice(self, begin: int, end: int) -> tuple[slice, ...]:
         return (*(slice(None),) * self._axis, slice(begin, end))
-
-    def _resized(self, old: NDArray[Any], used: int, length: int) -> NDArray[Any]:
-        shape = [*old.shape]
-        shape[self._axis] = length
-        buffer = np.empty(shape, old.dtype)
-        buffer[self._slice(0, used)] = old[self._slice(0, used)]
-        return buffer
 
 
 class Evaluations(Sequence[Any]):
@@ -180,12 +167,7 @@ class Evaluations(Sequence[Any]):
 
 
 def column(evaluations: Sequence[Any], part: Callable[[Any], Any]) -> NDArray[Any]:
-    """Returns one number of all evaluations, ``[E, ...]``.
-
-    Args:
-        evaluations: evaluations in order.
-        part: function that reads it from an evaluation, single or stacked.
-    """
+    """Returns one number of all evaluations, ``[E, ...]``."""
     if isinstance(evaluations, Evaluations):
         return np.asarray(part(evaluations.stacked()))
     return np.stack([part(evaluation) for evaluation in evaluations])

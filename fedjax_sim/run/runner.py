@@ -60,6 +60,7 @@ class Runner:
         self._prefetcher: Prefetcher | None = None
         hosted, clients = programs.hosted, programs.data.clients
         self._memory = ClientMemory(programs.layout, clients) if hosted else None
+        self._exporter: Layout | ClientMemory = self._memory or programs.layout
         self._compiled: dict[str, Compiled] = {}
 
     @functools.cached_property
@@ -72,10 +73,6 @@ class Runner:
     def exported(self, run: Run) -> Run:
         """Returns the run as users see it; see :class:`fedjax_sim.run.layout.Layout`."""
         return self._exporter.exported(run)
-
-    @property
-    def _exporter(self) -> Layout | ClientMemory:
-        return self._memory or self.programs.layout
 
     def intervals(
         self,

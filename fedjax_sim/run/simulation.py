@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -142,20 +143,23 @@ def simulate(
         loss=loss,
         execution=execution,
     )
-    options: dict[str, Any] = {
-        "initial": initial,
-        "record": record,
-        "on_compiled": on_compiled,
-        "checkpoints": checkpoints,
-        "stop": stop,
-    }
-    if not (is_watched() if progress is None else progress):
-        return experiment.run(rounds, on_evaluation=on_evaluation, on_rounds=on_rounds, **options)
-    name = "compose" if algorithm.origin is None else algorithm.origin.name
-    done = 0 if checkpoints is None else rounds_saved(checkpoints)
-    with progress_bar(name, whole_number("rounds", rounds), done) as report:
-        evaluated, advanced = reporting(report, on_evaluation, on_rounds)
-        return experiment.run(rounds, on_evaluation=evaluated, on_rounds=advanced, **options)
+    with contextlib.ExitStack() as stack:
+        if is_watched() if progress is None else progress:
+            name = "compose" if algorithm.origin is None else algorithm.origin.name
+            done = 0 if checkpoints is None else rounds_saved(checkpoints)
+            bar = progress_bar(name, whole_number("rounds", rounds), done)
+            report = stack.enter_context(bar)
+            on_evaluation, on_rounds = reporting(report, on_evaluation, on_rounds)
+        return experiment.run(
+            rounds,
+            initial=initial,
+            record=record,
+            on_compiled=on_compiled,
+            on_evaluation=on_evaluation,
+            on_rounds=on_rounds,
+            checkpoints=checkpoints,
+            stop=stop,
+        )
 
 
 class Toy(NamedTuple):

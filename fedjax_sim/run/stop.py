@@ -5,8 +5,8 @@ The runs (seeds, folds) of a simulation are one program, which goes on until all
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,34 +22,19 @@ Validation = Literal["validation", "personal_validation"]
 """The models that are scored on the validation set: the server's, or the clients' personal ones."""
 
 
-class Done(Protocol):
-    """A function that returns which runs are done."""
-
-    def __call__(self, evaluations: Sequence[Evaluation], task: Task, /) -> NDArray[np.bool_]:
-        """Maps all evaluations so far to ``bool[R]``; a run that is done must stay done."""
-
-
-class Check(Protocol):
-    """A function that rejects a simulation in which a rule could never act."""
-
-    def __call__(self, task: Task, sets: Collection[str], /) -> None:
-        """Rejects the simulation; ``sets`` are scored, see ``on`` of :func:`target`."""
-
-
-def _accept(task: Task, sets: Collection[str], /) -> None:
-    del task, sets
-
-
 class Stop(NamedTuple):
     """A rule that ends a run; write your own with a ``done`` function.
 
     Attributes:
-        done: returns which runs are done, given all evaluations so far.
-        check: called before the first round; rejects a simulation in which the rule cannot act.
+        done: maps all evaluations so far and the task to ``bool[R]``, which runs are done; a run
+            that is done must stay done.
+        check: called before the first round with the task and the names of the sets and models
+            that are scored, see ``on`` of :func:`target`; rejects a simulation in which the rule
+            cannot act.
     """
 
-    done: Done
-    check: Check = _accept
+    done: Callable[[Sequence[Evaluation], Task], NDArray[np.bool_]]
+    check: Callable[[Task, Collection[str]], None] = lambda task, sets: None
 
 
 def target(score: str, value: float, *, on: Set | None = None) -> Stop:
@@ -241,7 +226,7 @@ def any_of(*rules: Stop) -> Stop:
 
 
 def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
-    """Rejects anything that is not a rule, and a rule that could never act; see :class:`Check`."""
+    """Rejects anything that is not a rule, and a rule that could never act."""
     if not isinstance(stop, Stop):
         raise ValueError(f"stop must be a rule, such as fs.stop.budget(1e9), got {stop!r}")
     stop.check(task, sets)
