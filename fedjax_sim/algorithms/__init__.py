@@ -19,10 +19,8 @@ from fedjax_sim.algorithms._adaptive import *
 from fedjax_sim.algorithms._objectives import *
 from fedjax_sim.algorithms._after import *
 from fedjax_sim.algorithms._steps import *
-from fedjax_sim.algorithms._diloco import *
 from fedjax_sim.algorithms._asynchronous import *
 from fedjax_sim.algorithms._gossip import *
-from fedjax_sim.algorithms._fair import *
 from fedjax_sim.algorithms._robust import *
 from fedjax_sim.algorithms._compressed import *
 from fedjax_sim.algorithms._private import *
@@ -33,7 +31,6 @@ from fedjax_sim.algorithms._layers import *
 from fedjax_sim.algorithms._narrow import *
 from fedjax_sim.algorithms._knowledge import *
 from fedjax_sim.algorithms._selected import *
-from fedjax_sim.algorithms._sampled import *
 from fedjax_sim.algorithms._balanced import *
 # isort: on
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import Broadcast, Clock, Flight, LocalUpdate, Natural, Positive
 from fedjax_sim.client import corrections
 from fedjax_sim.plan import flight
@@ -78,14 +77,7 @@ def fedasync(
 def _arrivals(
     clients_per_round: int, buffer_size: int, max_staleness: int | None, clock: Clock | None
 ) -> tuple[int, Flight, Broadcast]:
-    """Returns how many clients train at once, when models arrive, and which model clients receive.
-
-    A clock determines the staleness; without one it is sampled.
-
-    Raises:
-        ValueError: if buffer_size is not in 1 .. clients_per_round, or both max_staleness
-            and a clock are given.
-    """
+    """Returns how many clients train at once, when models arrive, and which model they receive."""
     if not 1 <= buffer_size <= clients_per_round:
         raise ValueError(
             f"buffer_size must be in 1..{clients_per_round}, the clients of a round, got "

@@ -159,16 +159,6 @@ def dada(
     and collaboration graphs", AISTATS 2020 <https://arxiv.org/abs/1901.08460>; its authors' code
     2020 <https://github.com/vzantedeschi/Dada>, for the linear models and for the defaults of μ₁,
     μ₂ and κ.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.dada(
-        ...     local, clients_per_round=10, objective=problem.objective
-        ... )
-        >>> algorithm.parts.flight.redistribution
-        learned()
     """
     return compose(
         with_final_loss(local, objective),

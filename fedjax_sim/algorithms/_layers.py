@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim import personal
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import Leaves, LocalUpdate, Model
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.models import leaves
@@ -75,14 +74,6 @@ def lg_fedavg(
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act
     globally: federated learning with local and global representations", 2020
     <https://arxiv.org/abs/2001.01523>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.lg_fedavg(local, clients_per_round=5, model=problem.model)
-        >>> algorithm.parts.exchange
-        split(own=all_but(head(<Model>)))
     """
     body = leaves.all_but(leaves.head(model))
     return _with_personal_leaves(body, local, clients_per_round, equal_weights)

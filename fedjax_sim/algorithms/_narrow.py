@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
+from collections.abc import Callable
+
+from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import Count, LocalUpdate, Model, Objective
 from fedjax_sim.client import terms
 from fedjax_sim.plan import exchange
@@ -33,9 +34,6 @@ def heterofl(
     paper's norms without running statistics, scaled activations and loss over the client's own
     classes are not part of it.
 
-    Args:
-        levels: L: number of widths; 1 is FedAvg.
-
     Returns:
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
 
@@ -46,7 +44,7 @@ def heterofl(
     Source: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
     learning for heterogeneous clients", ICLR 2021 <https://arxiv.org/abs/2010.01264>, section 3.
     """
-    return _narrow(local, clients_per_round, _halved(model, levels), equal_weights)
+    return _narrow(local, clients_per_round, equal_weights, model, levels, lambda i: 0.5**i)
 
 
 @method
@@ -65,9 +63,6 @@ def fedrolex(
 
     for unit i of n in round t; the server averages as in HeteroFL. All units train equally often.
 
-    Args:
-        levels: L: number of widths; 1 is FedAvg.
-
     Returns:
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
 
@@ -78,7 +73,9 @@ def fedrolex(
     Source: Alam, Liu, Yan, Zhang, "FedRolex: model-heterogeneous federated learning with rolling
     sub-model extraction", NeurIPS 2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1.
     """
-    return _narrow(local, clients_per_round, _halved(model, levels, rolling=True), equal_weights)
+    return _narrow(
+        local, clients_per_round, equal_weights, model, levels, lambda i: 0.5**i, rolling=True
+    )
 
 
 @method
@@ -101,9 +98,6 @@ def fjord(
     averages as in HeteroFL. On a clock, a step takes the time of the client's widest network. The
     paper's distillation from that network is not part of it.
 
-    Args:
-        levels: L: number of widths; 1 is FedAvg.
-
     Returns:
         The algorithm, which reports the losses of the networks that were drawn. Traffic per round:
         m models down, m up, each as wide as the client's.
@@ -116,27 +110,26 @@ def fjord(
     federated learning under heterogeneous targets with ordered dropout", NeurIPS 2021
     <https://arxiv.org/abs/2102.13451>, Algorithm 1.
     """
-    _check(levels)
-    widths = exchange.widths(model, tuple((levels - level) / levels for level in range(levels)))
-    changed = terms.ordered_dropout(objective)
-    return _narrow(local.change(objective=changed), clients_per_round, widths, equal_weights)
-
-
-def _halved(model: Model, levels: int, *, rolling: bool = False) -> exchange.widths:
-    """Returns the whole width, a half of it, a quarter and so on, client by client."""
-    _check(levels)
-    return exchange.widths(model, tuple(0.5**level for level in range(levels)), rolling=rolling)
-
-
-def _check(levels: int) -> None:
-    if levels > MOST_LEVELS:
-        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
+    changed = local.change(objective=terms.ordered_dropout(objective))
+    return _narrow(
+        changed, clients_per_round, equal_weights, model, levels, lambda i: (levels - i) / levels
+    )
 
 
 def _narrow(
-    local: LocalUpdate, clients_per_round: int, widths: exchange.widths, equal_weights: bool
+    local: LocalUpdate,
+    clients_per_round: int,
+    equal_weights: bool,
+    model: Model,
+    levels: int,
+    share: Callable[[int], float],
+    *,
+    rolling: bool = False,
 ) -> Algorithm:
-    """Returns FedAvg whose clients have some units of each layer."""
+    """Returns FedAvg whose clients have a share of the units of each layer, by their level."""
+    if levels > MOST_LEVELS:
+        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
+    widths = exchange.widths(model, tuple(map(share, range(levels))), rolling=rolling)
     return compose(
         local,
         clients_per_round,

@@ -22,11 +22,7 @@ from fedjax_sim.client.reports import Score
 
 
 class _MedianLoss(Shared):
-    """The median of the losses that the clients of the last cohort ended with.
-
-    Args:
-        loss: F_k of a model at a client.
-    """
+    """The median of the losses that the clients of the last cohort ended with."""
 
     loss: Score
 
@@ -47,12 +43,7 @@ class _MedianLoss(Shared):
 
 
 class _BelowMedian(Part):
-    """Ends a visit if the client's loss is at most the last cohort's median.
-
-    Args:
-        loss: F_k of a model at a client.
-        stops: the epochs before which it is compared.
-    """
+    """Ends a visit before one of the epochs if the client's loss is at most the median."""
 
     loss: Score
     stops: tuple[int, ...]

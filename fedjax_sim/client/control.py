@@ -69,20 +69,13 @@ class Measured(NamedTuple):
 
 
 class Last(NamedTuple):
-    """A client's memory of its last visit.
-
-    Attributes:
-        model: the model that it trained.
-        seen: ``bool[]``, whether there was a visit.
-    """
+    """The model that a client trained at its last visit, and whether there was one."""
 
     model: Variables
     seen: Array
 
 
 class _LastVisit(Memory):
-    """The client's model at the end of its last visit, and whether there was one."""
-
     def init(self, variables: Variables) -> Last:
         return Last(variables, jnp.bool_(False))
 
@@ -91,11 +84,7 @@ class _LastVisit(Memory):
 
 
 class _PlannedSteps(DrawnSteps):
-    """The number of steps in the server's :class:`Plan`.
-
-    Args:
-        largest: τ_max.
-    """
+    """The number of steps in the server's :class:`Plan`, at most ``largest``."""
 
     largest: int
 
@@ -146,15 +135,6 @@ class budgeted(Wrapper):
             or local shares or remembers anything already.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1804.05271>, Algorithms 2 and 3, eq. 18.
-
-    Example:
-        >>> import fedjax_sim as fs, optax
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> plan = budgeted(local, problem.objective, 0.1, 100.0).shared_state(problem.model.init(
-        ...     jax.random.key(0))).shared
-        >>> int(plan.steps), float(plan.left)
-        (1, 100.0)
     """
 
     objective: Objective
@@ -187,11 +167,7 @@ class budgeted(Wrapper):
 
 
 class _StepControl(Shared):
-    """The measurements and the decision of :class:`budgeted`.
-
-    Args:
-        settings: the local update that it controls.
-    """
+    """The measurements and the decision of :class:`budgeted`."""
 
     settings: budgeted
 
