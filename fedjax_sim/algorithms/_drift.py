@@ -250,9 +250,8 @@ def fedadmm(
     All clients are weighted equally. With full participation and :math:`\eta_g = 1` it is FedDyn. A
     client's steps start from w_t, as in the authors' code; in that code, w_k is w_t as well, so
     clients send :math:`2 (w_k^+ - w_t)`. The paper analyses :math:`\eta_g = m / N`, for which w_t
-    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant, and a
-    smaller one later in the run. With few clients per round, 1 may diverge: it did with 10 of 40 on
-    skewed digits, where m / N did not.
+    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant. With few
+    clients per round, 1 may diverge.
 
     Args:
         rho: ρ: weight of the proximal term.

@@ -26,8 +26,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client import own_settings
 from fedjax_sim.client.agreement import agreed
-from fedjax_sim.client.boosting import boosted
-from fedjax_sim.client.control import budgeted
+from fedjax_sim.client.control import boosted, budgeted
 from fedjax_sim.client.descent import Common, Kept, survey_of
 from fedjax_sim.client.private import check_private
 from fedjax_sim.client.reports import (

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.base import Model
 from fedjax_sim.base.registry import Registry
-from fedjax_sim.models._gpt2 import gpt2
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
 from fedjax_sim.models.adapters import from_linen
@@ -23,7 +22,7 @@ from fedjax_sim.models.nets import (
     resnet20,
     two_conv,
 )
-from fedjax_sim.models.weights import load_weights, save_weights, starting_from
+from fedjax_sim.models.weights import gpt2, load_weights, save_weights, starting_from
 from fedjax_sim.models.wrappers import lora, with_compute_dtype, with_frozen, with_scaling
 
 if TYPE_CHECKING:

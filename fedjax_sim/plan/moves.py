@@ -187,9 +187,7 @@ class learned(LearnedRedistribution):
     graph sparser. The state is w, ``f32[S, S]``. Each model is sent with 12 bytes: a loss, a
     degree, and a weight in return.
 
-    The paper's clients take a proximal gradient step on κ weights at once, whose length must
-    decrease with the degrees; the authors' code determines it from the J of all clients. A single
-    weight has one optimal value, and pairs that share no client can be optimised at the same time.
+    The paper's clients instead take a proximal gradient step on κ weights at once.
 
     It needs a flight without a server, slots that keep their clients, equal weighting, and
     clients that report ``final_loss`` (:func:`fedjax_sim.local.with_final_loss`).
