@@ -39,7 +39,6 @@ from fedjax_sim.client import (
     augment,
     corrections,
     local,
-    losses,
     mixup,
     reports,
     sending,
@@ -76,6 +75,7 @@ from fedjax_sim.server import (
     preaggregation,
     weighting,
 )
+from fedjax_sim.tasks import losses
 
 __version__ = "0.2.0"
 

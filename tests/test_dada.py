@@ -22,7 +22,7 @@ import fedjax_sim as fs
 from fedjax_sim import flight, redistribution, selection, tree, weighting
 from fedjax_sim.algorithms import dada, gossip, push_sum
 from fedjax_sim.base import LocalInfo, LocalUpdate, Slots, Variables
-from fedjax_sim.plan.collaboration import DELTA
+from fedjax_sim.plan.moves import DELTA
 
 LR, ROUNDS, BATCH, NODES = 0.1, 4, 8, 7
 MU_1, MU_2, PENALTY, PEERS, MIXING = 0.7, 0.4, 3.0, 3, 0.6

@@ -18,7 +18,7 @@ from oracle import Layers, layers_of, logits, loss_and_gradient, plus, softmax
 import fedjax_sim as fs
 from fedjax_sim import algorithms, terms
 from fedjax_sim.base import Batch, Context
-from fedjax_sim.client.outputs import Outputs, OwnOutputs
+from fedjax_sim.client.prototypes import Outputs, OwnOutputs
 
 LR, ROUNDS, COHORT, STEPS, GAMMA, CLASSES = 0.3, 6, 5, 2, 1.5, 3
 

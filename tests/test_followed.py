@@ -15,7 +15,7 @@ from test_contracts import net
 
 import fedjax_sim as fs
 from fedjax_sim.client.descent import Common, Kept
-from fedjax_sim.client.reflected import Reflected
+from fedjax_sim.client.turns import Reflected
 from fedjax_sim.personal._models import kept_of
 
 ROUNDS = 3

@@ -30,8 +30,7 @@ from fedjax_sim.run.metrics import (
     set_scores,
     spread,
 )
-from fedjax_sim.tasks.sums import mean_known
-from fedjax_sim.tasks.tally import WIN_BITS, rank_wins, tally
+from fedjax_sim.tasks.sums import WIN_BITS, mean_known, rank_wins, tally
 
 CLIENTS, ROOM = 4, 40  # every case fits in one compiled program: the rest is padding
 some = settings(max_examples=80, deadline=None, derandomize=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_sim.base import Array
-from fedjax_sim.models.products import outer_products, product
+from fedjax_sim.models.layers import outer_products, product
 
 RNG = np.random.default_rng(0)
 KERNEL, ALONG = (jnp.asarray(RNG.normal(size=(5, 3)), jnp.float32) for _ in range(2))

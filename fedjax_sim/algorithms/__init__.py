@@ -19,10 +19,7 @@ from fedjax_sim.algorithms._adaptive import *
 from fedjax_sim.algorithms._objectives import *
 from fedjax_sim.algorithms._after import *
 from fedjax_sim.algorithms._steps import *
-from fedjax_sim.algorithms._diloco import *
 from fedjax_sim.algorithms._asynchronous import *
-from fedjax_sim.algorithms._gossip import *
-from fedjax_sim.algorithms._fair import *
 from fedjax_sim.algorithms._robust import *
 from fedjax_sim.algorithms._compressed import *
 from fedjax_sim.algorithms._private import *
@@ -30,10 +27,8 @@ from fedjax_sim.algorithms._clustered import *
 from fedjax_sim.algorithms._personal import *
 from fedjax_sim.algorithms._adapted import *
 from fedjax_sim.algorithms._layers import *
-from fedjax_sim.algorithms._narrow import *
 from fedjax_sim.algorithms._knowledge import *
 from fedjax_sim.algorithms._selected import *
-from fedjax_sim.algorithms._sampled import *
 from fedjax_sim.algorithms._balanced import *
 # isort: on
 

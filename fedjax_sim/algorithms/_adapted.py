@@ -5,8 +5,7 @@ from __future__ import annotations
 import optax
 
 from fedjax_sim import personal, server
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import Count, LocalUpdate, Objective, Positive, plain_sgd
 from fedjax_sim.client import adaptation, corrections
 from fedjax_sim.round import Algorithm, compose
@@ -104,16 +103,6 @@ def pfedme(
 
     Source: Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes", NeurIPS
     2020 <https://arxiv.org/abs/2006.08848>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.05))
-        >>> algorithm = fs.algorithms.pfedme(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8  # of the shared model
-        True
     """
     changed = adaptation.moreau_envelope(objective, lam, inner_steps=inner_steps, inner_lr=inner_lr)
     near = _plain_steps(local, objective, inner_lr).change(

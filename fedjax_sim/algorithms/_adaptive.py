@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import LocalUpdate, Model, Objective
-from fedjax_sim.client.boosting import boosted
-from fedjax_sim.client.control import budgeted
+from fedjax_sim.client.control import boosted, budgeted
 from fedjax_sim.client.reports import accuracy, mean_loss
 from fedjax_sim.client.skew import scouted
 from fedjax_sim.round import Algorithm, compose

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim import server
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.algorithms._method import client_weights, method, server_sgd
 from fedjax_sim.base import (
     Decay,
     LocalUpdate,

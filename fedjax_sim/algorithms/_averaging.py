@@ -7,8 +7,7 @@ from typing import Literal
 import optax
 
 from fedjax_sim import server
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights, server_sgd
+from fedjax_sim.algorithms._method import client_weights, method, server_sgd
 from fedjax_sim.base import Decay, LocalUpdate, Positive
 from fedjax_sim.engine import optimizers
 from fedjax_sim.round import Algorithm, compose
@@ -117,8 +116,7 @@ def fedavgm(
     <https://arxiv.org/abs/2010.15582>, eq. 2 and 3.
 
     Note:
-        Ozdayi et al. print :math:`w \leftarrow v + \eta w`, a misprint. The momentum is plain;
-        Flower's baseline uses Nesterov momentum.
+        Ozdayi et al. print :math:`w \leftarrow v + \eta w`, a misprint.
     """
     return compose(local, clients_per_round, server=server_sgd(server_lr, server_momentum))
 

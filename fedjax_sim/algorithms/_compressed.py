@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim import compression, server
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from fedjax_sim import server
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import LocalUpdate, Positive, plain_sgd
 from fedjax_sim.client import corrections
-from fedjax_sim.client.length import geometric
-from fedjax_sim.client.reflected import reflected
+from fedjax_sim.client.skipping import geometric
+from fedjax_sim.client.turns import reflected
 from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation, weighting
@@ -184,14 +183,6 @@ def fednova(
     Source: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
     heterogeneous federated optimization", NeurIPS 2020 <https://arxiv.org/abs/2007.07481>, sections
     3 and 4.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.05, momentum=0.9))
-        >>> algorithm = fs.algorithms.fednova(local, clients_per_round=5, lr=0.05, momentum=0.9)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     return compose(
         local.change(
@@ -259,9 +250,8 @@ def fedadmm(
     All clients are weighted equally. With full participation and :math:`\eta_g = 1` it is FedDyn. A
     client's steps start from w_t, as in the authors' code; in that code, w_k is w_t as well, so
     clients send :math:`2 (w_k^+ - w_t)`. The paper analyses :math:`\eta_g = m / N`, for which w_t
-    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant, and a
-    smaller one later in the run. With few clients per round, 1 may diverge: it did with 10 of 40 on
-    skewed digits, where m / N did not.
+    is the mean of :math:`w_k + y_k / \rho` over all clients; its code uses a constant. With few
+    clients per round, 1 may diverge.
 
     Args:
         rho: ρ: weight of the proximal term.

@@ -1,17 +1,19 @@
-"""Methods whose clients keep some layers personal."""
+"""Methods whose clients keep some layers personal, or train narrower models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fedjax_sim import personal
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
-from fedjax_sim.base import Leaves, LocalUpdate, Model
+from fedjax_sim.algorithms._method import client_weights, method
+from fedjax_sim.base import Count, Coverage, Leaves, LocalUpdate, Model, Objective
+from fedjax_sim.client import terms
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.models import leaves
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 
-__all__ = ["fedbabu", "fedbn", "fedper", "fedrep", "lg_fedavg"]
+__all__ = ["fedbabu", "fedbn", "fedper", "fedrep", "fedrolex", "fjord", "heterofl", "lg_fedavg"]
 
 
 @method
@@ -47,7 +49,7 @@ def fedper(
         >>> algorithm.parts.exchange
         split(own=head(<Model>))
     """
-    return _with_personal_leaves(leaves.head(model), local, clients_per_round, equal_weights)
+    return _split(local, clients_per_round, equal_weights, own=leaves.head(model))
 
 
 @method
@@ -75,17 +77,9 @@ def lg_fedavg(
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act
     globally: federated learning with local and global representations", 2020
     <https://arxiv.org/abs/2001.01523>, Algorithm 1.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.lg_fedavg(local, clients_per_round=5, model=problem.model)
-        >>> algorithm.parts.exchange
-        split(own=all_but(head(<Model>)))
     """
     body = leaves.all_but(leaves.head(model))
-    return _with_personal_leaves(body, local, clients_per_round, equal_weights)
+    return _split(local, clients_per_round, equal_weights, own=body)
 
 
 @method
@@ -121,7 +115,7 @@ def fedbn(
         >>> fs.algorithms.fedbn(local, clients_per_round=5).parts.exchange
         split(own=named('*BatchNorm*'))
     """
-    return _with_personal_leaves(leaves.named(norms), local, clients_per_round, equal_weights)
+    return _split(local, clients_per_round, equal_weights, own=leaves.named(norms))
 
 
 @method
@@ -165,11 +159,9 @@ def fedrep(
         5.0
     """
     head = leaves.head(model)
-    both = in_turn(
-        local.change(trained=head, epochs=head_epochs),
-        local.change(trained=leaves.all_but(head)),
-    )
-    return _with_personal_leaves(head, both, clients_per_round, equal_weights)
+    body = local.change(trained=leaves.all_but(head))
+    both = in_turn(local.change(trained=head, epochs=head_epochs), body)
+    return _split(both, clients_per_round, equal_weights, own=head)
 
 
 @method
@@ -219,13 +211,139 @@ def fedbabu(
     )
 
 
-def _with_personal_leaves(
-    own: Leaves, local: LocalUpdate, clients_per_round: int, equal_weights: bool
+def _split(
+    local: LocalUpdate,
+    clients_per_round: int,
+    equal_weights: bool,
+    *,
+    own: Leaves | None = None,
+    covers: Coverage | None = None,
 ) -> Algorithm:
-    """Returns FedAvg of all leaves except ``own``, which clients keep."""
+    """Returns FedAvg of a model of which clients keep, or lack, a part."""
     return compose(
         local,
         clients_per_round,
-        exchange=exchange.split(own=own),
+        exchange=exchange.split(own, covers=covers),
         weighting=client_weights(equal_weights),
     )
+
+
+MOST_LEVELS = 32
+"""The narrowest clients have one unit of any layer that fits in memory."""
+
+
+@method
+def heterofl(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    levels: Count = 3,
+    equal_weights: bool = True,
+) -> Algorithm:
+    r"""HeteroFL: weak clients train the first units of every hidden layer.
+
+    .. math:: w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}},
+              \qquad r_k = 2^{-(k \bmod L)}
+
+    with m_k the weights between the units that client k has, a share r_k of each hidden layer. The
+    paper's norms without running statistics, scaled activations and loss over the client's own
+    classes are not part of it.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
+
+    Raises:
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
+
+    Source: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
+    learning for heterogeneous clients", ICLR 2021 <https://arxiv.org/abs/2010.01264>, section 3.
+    """
+    return _narrow(local, clients_per_round, equal_weights, model, levels, lambda i: 0.5**i)
+
+
+@method
+def fedrolex(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    levels: Count = 3,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FedRolex: weak clients train a window of units that rolls over every hidden layer.
+
+    .. math:: m_{k,i} = \bigl[\, (i - t) \bmod n < \lceil r_k n \rceil \,\bigr], \qquad
+              r_k = 2^{-(k \bmod L)}
+
+    for unit i of n in round t; the server averages as in HeteroFL. All units train equally often.
+
+    Returns:
+        The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
+
+    Raises:
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
+
+    Source: Alam, Liu, Yan, Zhang, "FedRolex: model-heterogeneous federated learning with rolling
+    sub-model extraction", NeurIPS 2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1.
+    """
+    return _narrow(
+        local, clients_per_round, equal_weights, model, levels, lambda i: 0.5**i, rolling=True
+    )
+
+
+@method
+def fjord(
+    local: LocalUpdate,
+    *,
+    clients_per_round: int,
+    model: Model,
+    objective: Objective,
+    levels: Count = 3,
+    equal_weights: bool = False,
+) -> Algorithm:
+    r"""FjORD: ordered dropout: in every step, weak clients train a random number of first units.
+
+    .. math:: w_k \leftarrow w_k - \eta\, \nabla F_b(m_p \odot w_k), \qquad
+              p \sim \mathrm{uniform}\{\tfrac1L, \tfrac2L, \dots, r_k\}, \qquad
+              r_k = 1 - \tfrac{k \bmod L}{L}
+
+    with m_p the weights between the first share p of the units of each hidden layer; the server
+    averages as in HeteroFL. On a clock, a step takes the time of the client's widest network. The
+    paper's distillation from that network is not part of it.
+
+    Returns:
+        The algorithm, which reports the losses of the networks that were drawn. Traffic per round:
+        m models down, m up, each as wide as the client's.
+
+    Raises:
+        ValueError: if levels is above 32, or the model has no head, or layers that are neither
+            dense nor convolutional; if the local update shares anything besides the model.
+
+    Source: Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: fair and accurate
+    federated learning under heterogeneous targets with ordered dropout", NeurIPS 2021
+    <https://arxiv.org/abs/2102.13451>, Algorithm 1.
+    """
+    changed = local.change(objective=terms.ordered_dropout(objective))
+    return _narrow(
+        changed, clients_per_round, equal_weights, model, levels, lambda i: (levels - i) / levels
+    )
+
+
+def _narrow(
+    local: LocalUpdate,
+    clients_per_round: int,
+    equal_weights: bool,
+    model: Model,
+    levels: int,
+    share: Callable[[int], float],
+    *,
+    rolling: bool = False,
+) -> Algorithm:
+    """Returns FedAvg whose clients have a share of the units of each layer, by their level."""
+    if levels > MOST_LEVELS:
+        raise ValueError(f"levels must be at most {MOST_LEVELS}, got {levels}")
+    widths = exchange.widths(model, tuple(map(share, range(levels))), rolling=rolling)
+    return _split(local, clients_per_round, equal_weights, covers=widths)

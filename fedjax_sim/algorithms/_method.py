@@ -1,4 +1,4 @@
-"""The decorator of methods, which completes their docstrings."""
+"""The decorator of methods, which completes their docstrings, and options of several methods."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import textwrap
 from collections.abc import Callable
 from typing import ParamSpec
 
-from fedjax_sim.base import part
+import optax
+
+from fedjax_sim import server
+from fedjax_sim.base import Server, Weighting, part
 from fedjax_sim.round import Algorithm
+from fedjax_sim.server import weighting
 
 _P = ParamSpec("_P")
 
@@ -38,6 +42,7 @@ ARGUMENTS = {
     "temperature": "τ: temperature.",
     "rho": "ρ: length of the perturbation; 0 is FedAvg.",
     "fine_tuning_epochs": "epochs of fine-tuning at each client.",
+    "levels": "L: number of widths; 1 is FedAvg.",
     "most_steps": "upper bound on τ, the local steps per round.",
     "sparsity": "p: fraction of an update's entries that is sent.",
     "evaluated": "clients on which accuracy is measured; None: all.",
@@ -119,3 +124,15 @@ def _split(doc: str) -> tuple[str, dict[str, str], str]:
     section, _, tail = rest.partition("\n\n")
     entries = re.split(r"^ {4}(\w+): ", section, flags=re.M)[1:]
     return head.rstrip(), dict(zip(entries[::2], map(str.rstrip, entries[1::2]), strict=True)), tail
+
+
+def client_weights(equal_weights: bool) -> Weighting:
+    """Returns equal weights, or the clients' numbers of samples."""
+    return weighting.equal if equal_weights else weighting.by_samples
+
+
+def server_sgd(
+    server_lr: float, server_momentum: float | None = None, *, nesterov: bool = False
+) -> Server:
+    """Returns SGD on the mean update."""
+    return server.optimizer(optax.sgd(server_lr, server_momentum, nesterov))

@@ -45,12 +45,8 @@ def moon(
     <https://arxiv.org/abs/2103.16257>, Algorithm 1.
     """
     term = terms.model_contrast(model, mu, temperature)
-    changed = terms.remade(objective, term=term)
-    return fedavg(
-        local.change(objective=changed, memory=terms.last_model()),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-    )
+    changed = local.change(objective=terms.remade(objective, term=term), memory=terms.last_model())
+    return fedavg(changed, clients_per_round=clients_per_round, equal_weights=equal_weights)
 
 
 @method
@@ -81,12 +77,9 @@ def fedntd(
     Source: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
     distillation in federated learning", NeurIPS 2022 <https://arxiv.org/abs/2106.03097>.
     """
-    changed = terms.remade(objective, term=terms.not_true_distillation(model, beta, temperature))
-    return fedavg(
-        local.change(objective=changed),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-    )
+    term = terms.not_true_distillation(model, beta, temperature)
+    changed = local.change(objective=terms.remade(objective, term=term))
+    return fedavg(changed, clients_per_round=clients_per_round, equal_weights=equal_weights)
 
 
 @method
@@ -111,12 +104,8 @@ def fedlc(
     Source: Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated learning with label distribution skew via
     logits calibration", ICML 2022 <https://arxiv.org/abs/2209.00189>.
     """
-    changed = terms.remade(objective, adjust=terms.calibration(tau))
-    return fedavg(
-        local.change(objective=changed),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-    )
+    changed = local.change(objective=terms.remade(objective, adjust=terms.calibration(tau)))
+    return fedavg(changed, clients_per_round=clients_per_round, equal_weights=equal_weights)
 
 
 @method
@@ -186,11 +175,8 @@ def fedgkd(
     """
     term = terms.teacher_distillation(model, gamma, temperature)
     shared = None if buffer == 1 else terms.past_models(buffer)
-    return fedavg(
-        local.change(objective=terms.remade(objective, term=term), shared=shared),
-        clients_per_round=clients_per_round,
-        equal_weights=equal_weights,
-    )
+    changed = local.change(objective=terms.remade(objective, term=term), shared=shared)
+    return fedavg(changed, clients_per_round=clients_per_round, equal_weights=equal_weights)
 
 
 @method

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim import personal
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import client_weights
+from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import Companion, LocalUpdate, Model, Objective
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.models import leaves
@@ -231,9 +230,8 @@ def fedamp(
               w_k \leftarrow \arg\min_w F_k(w) + \frac{\lambda}{2 \alpha} \lVert w - u_k \rVert^2
 
     The server computes u_k from the clients' last models; see
-    :class:`fedjax_sim.broadcast.attentive`. The local update approximates the minimum from u_k. In
-    PFLlib it starts from w_k, and its proximal term is the norm, without the square. A client's
-    personal model is w_k. Pooled scores evaluate the mean of the cohort's models.
+    :class:`fedjax_sim.broadcast.attentive`. The local update approximates the minimum from u_k. A
+    client's personal model is w_k. Pooled scores evaluate the mean of the cohort's models.
 
     Args:
         alpha: α: step of the attention; σ/α is about the number of similar clients that outweighs
@@ -249,8 +247,7 @@ def fedamp(
         ValueError: if alpha or sigma is not positive, or lam is negative.
 
     Source: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on
-    non-IID data", AAAI 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1; PFLlib
-    <https://github.com/TsingZ0/PFLlib>.
+    non-IID data", AAAI 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1.
     """
     return compose(
         local.change(corrections=(corrections.proximal(lam / alpha),)),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim import privacy
-from fedjax_sim.algorithms._method import method
-from fedjax_sim.algorithms._options import server_sgd
+from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation
 from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose

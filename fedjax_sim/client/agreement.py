@@ -29,10 +29,10 @@ from fedjax_sim.base import (
     Wrapper,
 )
 from fedjax_sim.client.descent import Common
-from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine.batches import repeat, rows_at, shuffled, sweep
 from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.streams import Client, stream
+from fedjax_sim.tasks.losses import masked_mean
 
 MOST_EPOCHS = 1000
 """The largest number of digest epochs, which are a loop each in the program."""
@@ -61,21 +61,6 @@ class consensus(Shared):
     of the models that the clients have just trained, without dropout. All clients count equally;
     the composition's aggregator computes the mean. The state is :class:`Consensus`: 4 n M bytes up,
     4 n M + 4 down.
-
-    Args:
-        model: the model that trains.
-        classes: M.
-        samples: n: the first n samples of the data's ``root``, or all if there are fewer.
-
-    Raises:
-        ValueError: if a number is not positive.
-
-    Source: Li, Wang 2019 <https://arxiv.org/abs/1910.03581>, Algorithm 1.
-
-    Example:
-        >>> from fedjax_sim import models
-        >>> consensus(models.mlp((4,), 3), 3, 20).init(None).logits.shape
-        (20, 3)
     """
 
     model: Model
@@ -224,11 +209,7 @@ class agreed(Wrapper):
 
 
 def public(client: ClientView, samples: int) -> ClientView:
-    """Returns the first public samples, as if they were the client's.
-
-    Raises:
-        MissingRootError: if there are none.
-    """
+    """Returns the first public samples, as if they were the client's."""
     if client.public is None:
         raise MissingRootError(
             "root of the data must be samples that all clients know, got None: see client_data"

@@ -1,8 +1,10 @@
-"""Adaptive numbers of local steps, from measurements of the clients' losses, under a budget."""
+"""Numbers of local steps that follow measurements: under a budget, and by loss (LoAdaBoost)."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -20,12 +22,14 @@ from fedjax_sim.base import (
     LocalUpdate,
     Memory,
     Objective,
+    Part,
     PyTree,
     Shared,
     Variables,
     Wrapper,
     concrete,
 )
+from fedjax_sim.client.reports import Score
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import sweep
 
@@ -69,20 +73,13 @@ class Measured(NamedTuple):
 
 
 class Last(NamedTuple):
-    """A client's memory of its last visit.
-
-    Attributes:
-        model: the model that it trained.
-        seen: ``bool[]``, whether there was a visit.
-    """
+    """The model that a client trained at its last visit, and whether there was one."""
 
     model: Variables
     seen: Array
 
 
 class _LastVisit(Memory):
-    """The client's model at the end of its last visit, and whether there was one."""
-
     def init(self, variables: Variables) -> Last:
         return Last(variables, jnp.bool_(False))
 
@@ -91,11 +88,7 @@ class _LastVisit(Memory):
 
 
 class _PlannedSteps(DrawnSteps):
-    """The number of steps in the server's :class:`Plan`.
-
-    Args:
-        largest: τ_max.
-    """
+    """The number of steps in the server's :class:`Plan`, at most ``largest``."""
 
     largest: int
 
@@ -146,15 +139,6 @@ class budgeted(Wrapper):
             or local shares or remembers anything already.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1804.05271>, Algorithms 2 and 3, eq. 18.
-
-    Example:
-        >>> import fedjax_sim as fs, optax
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> plan = budgeted(local, problem.objective, 0.1, 100.0).shared_state(problem.model.init(
-        ...     jax.random.key(0))).shared
-        >>> int(plan.steps), float(plan.left)
-        (1, 100.0)
     """
 
     objective: Objective
@@ -187,11 +171,7 @@ class budgeted(Wrapper):
 
 
 class _StepControl(Shared):
-    """The measurements and the decision of :class:`budgeted`.
-
-    Args:
-        settings: the local update that it controls.
-    """
+    """The measurements and the decision of :class:`budgeted`."""
 
     settings: budgeted
 
@@ -270,3 +250,86 @@ def _whole(objective: Objective, context: Context, model: Variables) -> tuple[Ar
     zeros = jax.tree.map(jnp.zeros_like, model.params)
     _, loss, gradient = sweep(client, AT_ONCE, add, (jnp.int32(0), jnp.float32(0), zeros))
     return loss, gradient
+
+
+class _MedianLoss(Shared):
+    """The median of the losses that the clients of the last cohort ended with."""
+
+    loss: Score
+
+    def init(self, variables: Variables) -> Array:
+        return jnp.float32(jnp.inf)
+
+    def send(self, trained: Variables, context: Context) -> Array:
+        return self.loss(trained, context.client).astype(jnp.float32)
+
+    def reduce(
+        self, median: Array, sent: Array, weights: Array, clients: int, aggregator: Aggregator
+    ) -> Array:
+        came = (weights > 0) & jnp.isfinite(sent)
+        count = jnp.sum(came, dtype=jnp.int32)
+        order = jnp.sort(jnp.where(came, sent, jnp.inf))
+        middle = (order[jnp.maximum(count - 1, 0) // 2] + order[count // 2]) / 2
+        return jnp.where(count > 0, middle, median)
+
+
+class _BelowMedian(Part):
+    """Ends a visit before one of the epochs if the client's loss is at most the median."""
+
+    loss: Score
+    stops: tuple[int, ...]
+
+    def __call__(self, variables: Variables, epoch: Array, context: Context) -> Array:
+        asked = jnp.any(epoch == jnp.array(self.stops, jnp.int32))
+        return asked & (self.loss(variables, context.client) <= context.shared)
+
+
+class boosted(Wrapper):
+    r"""A local update that trains on while its loss is above the median of the last cohort's.
+
+    .. math:: E_0 = \lceil E / 2 \rceil, \qquad E_r = \min\bigl(E_{r-1} + E_0 - r + 1,\;
+              \lfloor 3 E / 2 \rfloor\bigr), \qquad
+              \text{until } F_k(w_k) \le \operatorname{med}_{j \in U_{t-1}} F_j(w_j)
+
+    After :math:`E_r` epochs a client compares the loss of its model on its samples with the median
+    of the losses that the last cohort ended with. Until there is a median, every client stops after
+    E_0 epochs. A client sends and receives 4 bytes; a visit costs a forward pass before every epoch
+    and one after the last.
+
+    Args:
+        local: the local update, of E whole epochs; its epochs, steps and ``shared`` are overridden.
+        loss: ``(variables, client) -> f32[]``, F_k (:class:`fedjax_sim.reports.mean_loss`).
+
+    Raises:
+        ValueError: if local's number of epochs is not whole, or local shares anything already.
+
+    Source: Huang et al. 2020 <https://arxiv.org/abs/1811.12629>, Algorithm 2.
+
+    Example:
+        >>> import fedjax_sim as fs, optax
+        >>> problem = fs.toy()
+        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1), epochs=10)
+        >>> boosted(local, fs.reports.mean_loss(problem.objective)).epochs
+        15
+    """
+
+    loss: Score
+
+    sets = ("steps", "until")
+
+    def __post_init__(self) -> None:
+        _ = self.inner  # checks the settings
+
+    @functools.cached_property
+    def inner(self) -> LocalUpdate:
+        epochs = self.local.epochs
+        if isinstance(epochs, Sequence) or epochs != int(epochs):
+            raise ValueError(f"epochs of local must be a whole number to be halved, got {epochs}")
+        half, most = math.ceil(epochs / 2), int(3 * epochs / 2)
+        stops, more = [half], half
+        while more > 0 and stops[-1] + more < most:
+            stops.append(stops[-1] + more)
+            more -= 1
+
+        until, shared = _BelowMedian(self.loss, tuple(stops)), _MedianLoss(self.loss)
+        return self.local.change(epochs=most, steps=None, until=until, shared=shared)

@@ -47,7 +47,7 @@ class proximal(Correction):
               \nabla h_k(w) = \nabla F_k(w) + \mu (w - w_{recv})
 
     The norm is over all trainable parameters; w_recv is the model that the client received in this
-    round. Flower's documentation sums unsquared norms, which is another objective.
+    round.
 
     Args:
         mu: μ of the proximal term; 0 changes nothing, bit for bit.
@@ -179,10 +179,9 @@ class scaffold(Correction):
     Option 2's mean of the minibatch gradients along the client's own T_k steps is, for plain SGD,
     the paper's :math:`c_k - c + (w_{recv} - w_k) / (T_k \eta)`; unlike that form it needs no η and
     stays a gradient under momentum, another correction or a projection. A client that took no step
-    keeps its variate. BatchNorm statistics are not parameters and are never corrected (NIID-Bench
-    corrects them, and starts its variates from random weights). The sum over U is m times the
-    aggregate of the changes: a robust aggregator guards the variate too. c_k on every client and c
-    on the server are as large as the parameters; both travel with the model.
+    keeps its variate. BatchNorm statistics are not parameters and are never corrected. The sum over
+    U is m times the aggregate of the changes: a robust aggregator guards the variate too. c_k on
+    every client and c on the server are as large as the parameters; both travel with the model.
 
     Args:
         option: 1 costs a pass over the client's samples; 2 costs nothing.

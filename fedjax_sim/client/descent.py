@@ -1,4 +1,4 @@
-"""One step of an optimiser, with corrections and a companion, and what is kept between visits."""
+"""One step of an optimiser, with corrections and a companion, and the state between steps."""
 
 from __future__ import annotations
 
@@ -32,13 +32,7 @@ from fedjax_sim.privacy._samples import Slope
 
 
 class Common(NamedTuple):
-    """The state that clients share through the server, and each client's message for it.
-
-    Attributes:
-        optimizer: the state of the optimiser, if it is averaged.
-        corrections: the shared states of the corrections.
-        shared: see :class:`fedjax_sim.base.Shared`.
-    """
+    """The state that clients share through the server, and each client's message for it."""
 
     optimizer: PyTree
     corrections: tuple[PyTree, ...]
@@ -46,14 +40,7 @@ class Common(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The state that a client keeps between its visits.
-
-    Attributes:
-        optimizer: the state of the optimiser, if it is kept.
-        corrections: the client's states of the corrections.
-        memory: see :class:`fedjax_sim.base.Memory`.
-        companion: its companion, if it has one.
-    """
+    """The state that a client keeps between its visits."""
 
     optimizer: PyTree
     corrections: tuple[PyTree, ...]
@@ -78,15 +65,7 @@ class Visit(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """A step.
-
-    Attributes:
-        weights: the weights after it.
-        opt_state: the optimiser's state after it.
-        loss: the loss before it.
-        aux: the objective's second result.
-        gradient: the gradient of the loss, without corrections.
-    """
+    """A step: weights and optimiser after it, the loss and its own gradient before it."""
 
     weights: PyTree
     opt_state: PyTree
@@ -106,18 +85,10 @@ def descended(
     factor: Array | None = None,
     private: Slope | None = None,
 ) -> Descent:
-    """Takes one step.
+    """Takes one step; with a ``private`` gradient the optimiser sees nothing else of the samples.
 
-    Args:
-        optimizer: the optimiser.
-        objective: ``weights -> (loss, aux)``.
-        weights: the weights before the step.
-        opt_state: the optimiser's state before it.
-        key: for an optimiser that draws random numbers.
-        corrected: ``(gradient, weights) -> gradient``, the gradient for the optimiser.
-        factor: multiplies the step; None: 1.
-        private: the private gradient to use instead of the objective's; the optimiser then sees
-            nothing else of the samples.
+    ``corrected`` maps ``(gradient, weights)`` to the optimiser's gradient; ``factor`` multiplies
+    the step.
     """
     if private is None:
         (loss, aux), gradient = jax.value_and_grad(objective, has_aux=True)(weights)
@@ -225,13 +196,8 @@ def corrected(
 ) -> PyTree:
     """Applies corrections to a gradient, in order; it is 0 for entries that the client lacks.
 
-    Args:
-        corrections: in order.
-        grads: the gradient.
-        params: the weights at which it was taken.
-        context: what the client knows.
-        states: the client's states and the shared states of all corrections.
-        start: computes the gradient of the same samples at the received model.
+    ``states`` are the client's and the shared states of the corrections; ``start()`` computes the
+    gradient of the same samples at the received model.
     """
     for d, client_state, shared_state in zip(corrections, *states, strict=True):
         if d.anchored:
@@ -249,12 +215,7 @@ def corrected(
 def survey_of(
     corrections: Sequence[Correction], whole: Callable[[Context], Callable[[PyTree], PyTree]]
 ) -> Survey | None:
-    """Returns the exchange of all corrections before training; None if none has one.
-
-    Args:
-        corrections: in order.
-        whole: ``context -> params -> ∇F_k``, the gradient of a client's whole loss.
-    """
+    """Returns the exchange of all corrections before training; ``whole`` computes ∇F_k."""
     if all(d.ask is None for d in corrections):
         return None
 
@@ -271,3 +232,53 @@ def survey_of(
         return common._replace(corrections=terms)
 
     return Survey(ask, tell)
+
+
+class Plan(NamedTuple):
+    """The values that are constant in a stretch of steps.
+
+    Attributes:
+        total: ``int32[]``, the number of steps of the visit.
+        keys: ``[E]``, the keys of its epochs.
+        solved: ``f32[]``, the norm of the gradient at which it stops; () for none.
+        epoch: ``int32[]``, the number of the next epoch.
+        key: the key of the current epoch.
+        order: ``int32[capacity or more]``, the order of its samples.
+        before: ``int32[]``, the steps taken before it.
+    """
+
+    total: Array
+    keys: Array
+    solved: PyTree
+    epoch: Array
+    key: Array
+    order: Array
+    before: Array
+
+
+class Progress(NamedTuple):
+    """The state of a visit between two steps.
+
+    Attributes:
+        variables: the model.
+        opt_state: the optimiser's state.
+        loss: ``f[]``, the sum of the losses of the samples seen.
+        seen: ``int32[]``, the number of samples seen.
+        path: ``[*p]``, the sum of the gradients; None if no correction reads it.
+        companion: the companion and its optimiser's state; () for none.
+        steps: ``int32[]``, the number of steps taken.
+    """
+
+    variables: Variables
+    opt_state: PyTree
+    loss: Array
+    seen: Array
+    path: PyTree
+    companion: PyTree
+    steps: Array
+
+
+def widened(progress: Progress, received: Variables) -> Progress:
+    """Returns the progress with weights in the dtypes of those received."""
+    params = tree.typed_like(progress.variables.params, received.params)
+    return progress._replace(variables=progress.variables._replace(params=params))

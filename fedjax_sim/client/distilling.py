@@ -20,9 +20,9 @@ from fedjax_sim.base import (
     Shared,
     Variables,
 )
-from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, PLAIN_SERVER
+from fedjax_sim.tasks.losses import masked_mean
 
 
 class not_true_distillation(Part):

@@ -26,12 +26,9 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client import own_settings
 from fedjax_sim.client.agreement import agreed
-from fedjax_sim.client.boosting import boosted
-from fedjax_sim.client.control import budgeted
+from fedjax_sim.client.control import boosted, budgeted
 from fedjax_sim.client.descent import Common, Kept, survey_of
-from fedjax_sim.client.length import geometric
 from fedjax_sim.client.private import check_private
-from fedjax_sim.client.reflected import reflected
 from fedjax_sim.client.reports import (
     with_final_loss,
     with_importance,
@@ -40,7 +37,8 @@ from fedjax_sim.client.reports import (
 )
 from fedjax_sim.client.sgd import SGD
 from fedjax_sim.client.skew import scouted
-from fedjax_sim.client.turns import in_turn
+from fedjax_sim.client.skipping import geometric
+from fedjax_sim.client.turns import in_turn, reflected
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.optimizers import EXTRA_ARGUMENTS, check_optimizer
 from fedjax_sim.engine.reach import response, stateless

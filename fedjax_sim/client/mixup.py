@@ -24,10 +24,10 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.base.arrays import one_array
-from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
+from fedjax_sim.tasks.losses import masked_mean
 
 __all__ = ["mixed_objective", "peer_means"]
 
@@ -114,10 +114,8 @@ class mixed_objective(ObjectiveWrapper):
 
     averaged over the minibatch, with the derivative of :math:`\ell(f(x), y)` at
     :math:`(1-\lambda)x`. The last term is a directional derivative: its gradient costs a
-    forward-mode pass over one gradient of the objective. Flower's baseline divides the last term
-    by the batch size once more, and multiplies it by 1 - λ. Minibatches need a ``Peer``.
-    Inputs become float32, in the units of x: raw pixels are scaled by 1 - λ before the model
-    standardises them.
+    forward-mode pass over one gradient of the objective. Minibatches need a ``Peer``. Inputs become
+    float32, in the units of x: raw pixels are scaled by 1 - λ before the model standardises them.
 
     Args:
         objective: the loss ℓ of a model f; like the cross-entropy, linear in the label's
@@ -159,8 +157,8 @@ def _slope(
     r"""Returns the sum over samples of :math:`\partial\,\mathrm{risk} / \partial x_i \cdot \bar x`.
 
     Its gradient is forward-mode over reverse-mode. Reverse over reverse would transpose the
-    convolutions' gradients, for which XLA has no fast kernel on CPU (16 ms instead of 4.2 for a
-    step of the MNIST network), and forward alone cannot pass their custom gradients.
+    convolutions' gradients, for which XLA has no fast kernel on CPU, and forward alone cannot pass
+    their custom gradients.
     """
     along = jnp.broadcast_to(jnp.expand_dims(direction, 0), x.shape)
 

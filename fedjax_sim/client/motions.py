@@ -92,15 +92,7 @@ class warped(Part):
 
 
 def resampled(images: Array, matrices: Array) -> Array:
-    """Interpolates each image bilinearly at the points of its matrix (see ``Motion``).
-
-    Args:
-        images: ``f32[B, H, W, C]``.
-        matrices: ``f32[B, 3, 3]``.
-
-    Returns:
-        ``f32[B, H, W, C]``.
-    """
+    """Interpolates each image bilinearly at the points of its matrix (see ``Motion``)."""
     batch, height, width, channels = images.shape
     unit = max(height, width, 2) / 2 - 0.5
     v, u = jnp.meshgrid(

@@ -23,8 +23,9 @@ from fedjax_sim.base import (
     concrete,
     shown,
 )
-from fedjax_sim.client.losses import cross_entropy, masked_mean
-from fedjax_sim.tasks.losses import labelled
+from fedjax_sim.engine import tree
+from fedjax_sim.engine.streams import Step, stream
+from fedjax_sim.tasks.losses import cross_entropy, labelled, masked_mean
 
 __all__ = ["empirical_risk"]
 
@@ -149,3 +150,39 @@ def _replaced(objective: Any, changes: dict[str, Any]) -> Any:
 def _squared_norm(params: PyTree, dtype: DTypeLike) -> Array:
     kernels = [w.astype(dtype) for w in jax.tree.leaves(params) if w.ndim > 1]
     return sum((jnp.sum(jnp.square(w)) for w in kernels), jnp.zeros((), dtype))
+
+
+class ordered_dropout(ObjectiveWrapper):
+    r"""The loss of a random smaller network in every step, at most as large as the client's.
+
+    .. math:: F_b(m_p \odot w), \qquad p \sim \mathrm{uniform}\{ s : s \le p_{max} \}
+
+    m_p are the entries of a client with the share p, s are the shares of all clients and p_max is
+    the client's own, see :class:`fedjax_sim.exchange.widths`, ``depths`` and ``ranks``. The
+    reported loss is the loss of that network; on a clock, a step takes the time of the client's.
+
+    Args:
+        objective: F_b.
+
+    Raises:
+        ValueError: in the first step, if the clients have no shares of the model.
+
+    Source: Horváth et al. 2021 <https://arxiv.org/abs/2102.13451>, Algorithm 1.
+    """
+
+    def __call__(
+        self, params: PyTree, state: PyTree, batch: Batch, context: Context
+    ) -> tuple[Array, PyTree]:
+        client = context.client
+        covers, shares = client.coverage, getattr(client.coverage, "shares", None)
+        if covers is None or shares is None or client.id is None or client.round is None:
+            raise ValueError(
+                "ordered_dropout needs clients that train shares of the model: use "
+                "exchange=split(covers=widths(model, shares))"
+            )
+        sizes = sorted({*shares})
+        places = jnp.array([shares.index(p) for p in sizes], jnp.int32)
+        count = jnp.array([sizes.index(p) + 1 for p in shares], jnp.int32)[client.id % len(shares)]
+        drawn = jax.random.randint(stream(context.key, Step.WIDTH), (), 0, count, jnp.int32)
+        has = covers(Variables(params, state), places[drawn], client.round).params
+        return self.objective(tree.masked(has, params), state, batch, context)

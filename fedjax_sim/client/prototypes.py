@@ -1,9 +1,10 @@
-"""Means of features by class, which clients share in place of a model."""
+"""Means by class that clients share in place of a model: outputs (FD) and features (FedProto)."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,18 +16,170 @@ from fedjax_sim.base import (
     Batch,
     Context,
     Count,
+    Memory,
     Model,
     NonNegative,
     Part,
     Shared,
     Variables,
 )
-from fedjax_sim.client.losses import masked_mean
 from fedjax_sim.engine.batches import of_class, sweep
-from fedjax_sim.models.heads import features_of, kernel_of
+from fedjax_sim.models.leaves import features_of, kernel_of
+from fedjax_sim.tasks.losses import masked_mean
 
 AT_ONCE = 64
-"""The number of a client's samples whose features are computed together."""
+"""The number of a client's samples that pass through the model together."""
+
+NEVER = -2
+"""The round of a client's last visit before its first one; no round follows it."""
+
+
+class Outputs(NamedTuple):
+    """Mean outputs of the last cohort by class.
+
+    Attributes:
+        mean: ``f32[M, M]``; row j is the mean over the clients that have class j.
+        clients: ``int32[M]``, the number of these clients.
+    """
+
+    mean: Array
+    clients: Array
+
+
+class OwnOutputs(NamedTuple):
+    """The outputs that a client sent at its last visit.
+
+    Attributes:
+        mean: ``f32[M, M]``; rows of classes that the client lacks are 0.
+        round: ``int32[]``, the round of that visit.
+    """
+
+    mean: Array
+    round: Array
+
+
+class class_outputs(Shared):
+    r"""The mean output of every class, over the clients of the last cohort that have it.
+
+    .. math:: q_{k,j} = \frac{1}{n_{k,j}} \sum_{i : y_i = j} \sigma(f(w_k, x_i)), \qquad
+              \bar q_j = \frac{1}{|U_j|} \sum_{k \in U_j} q_{k,j}, \quad
+              U_j = \{k \in U : n_{k,j} > 0\}
+
+    f are the logits, without dropout, of the model that client k has just trained, and σ is the
+    softmax. (The paper averages over an epoch, during which the model still changes.) The
+    composition's aggregator averages each class: a robust one guards it. The state is
+    ``Outputs``: 4 M (M + 1) bytes down, 4 M² up.
+
+    Args:
+        model: the model that trains.
+        classes: M.
+
+    Raises:
+        ValueError: if classes is not positive.
+
+    Source: Jeong et al. 2018 <https://arxiv.org/abs/1811.11479>, Algorithm 1.
+    """
+
+    model: Model
+    classes: Count
+
+    for_classes = True
+
+    def init(self, variables: Variables) -> Outputs:
+        mean = jnp.zeros((self.classes, self.classes), jnp.float32)
+        return Outputs(mean, jnp.zeros(self.classes, jnp.int32))
+
+    def send(self, trained: Variables, context: Context) -> Array:
+        return _mean_outputs(self.model, self.classes, trained, context)
+
+    def reduce(
+        self, last: Outputs, sent: Array, weights: Array, clients: int, aggregator: Aggregator
+    ) -> Outputs:
+        has = (weights[:, None] > 0) & (jnp.sum(sent, axis=-1) > 0)  # [P, M]
+        anyone = jnp.any(has, axis=0)
+        counted = jnp.where(anyone, has, True).astype(jnp.float32)
+        mean = jax.vmap(aggregator, in_axes=1)(sent, counted)
+        count = jnp.sum(has, axis=0, dtype=jnp.int32)
+        return Outputs(jnp.where(anyone[:, None], mean, 0), count)
+
+
+class own_outputs(Memory):
+    """The outputs that the client sent itself, to be subtracted from the cohort's mean.
+
+    Each client keeps ``OwnOutputs``, 4 M² + 4 bytes.
+
+    Args:
+        model: the model that trains.
+        classes: M.
+
+    Raises:
+        ValueError: if classes is not positive.
+    """
+
+    model: Model
+    classes: Count
+
+    for_classes = True
+
+    def init(self, variables: Variables) -> OwnOutputs:
+        return OwnOutputs(jnp.zeros((self.classes, self.classes), jnp.float32), jnp.int32(NEVER))
+
+    def keep(self, trained: Variables, context: Context) -> OwnOutputs:
+        now, mean = context.client.round, _mean_outputs(self.model, self.classes, trained, context)
+        return OwnOutputs(mean, jnp.int32(NEVER) if now is None else now)
+
+
+class near_outputs(Part):
+    r"""FD's term: a sample's output stays near the other clients' mean output of its class.
+
+    .. math:: -\frac{\gamma}{|b|} \sum_{i \in b} \sum_c \hat q_{k,y_i}(c) \log \sigma(f(w, x_i))_c,
+              \qquad \hat q_{k,j} = \frac{1}{|U_j \setminus k|} \sum_{l \in U_j \setminus k} q_{l,j}
+
+    A class that no other client had in the last round adds nothing. Needs
+    ``shared=class_outputs(...)`` and ``memory=own_outputs(...)``.
+
+    Args:
+        gamma: γ; 0 changes nothing.
+
+    Raises:
+        ValueError: if gamma is negative; in the first step, if the clients share no outputs or do
+            not remember their own.
+
+    Source: Jeong et al. 2018 <https://arxiv.org/abs/1811.11479>, Algorithm 1.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> cohort = Outputs(jnp.array([[0.5, 0.5], [0.2, 0.8]]), jnp.array([0, 2]))
+        >>> own = OwnOutputs(jnp.array([[0.0, 0], [0.4, 0.6]]), jnp.int32(6))
+        >>> client = SimpleNamespace(round=jnp.int32(7))
+        >>> context = Context(None, client, None, own, cohort)  # the other client's is (0, 1)
+        >>> batch = Batch(jnp.zeros((1, 2)), jnp.array([1]), jnp.array([True]))
+        >>> logits = jnp.log(jnp.array([[0.75, 0.25]]))
+        >>> round(float(jnp.exp(-near_outputs()(logits, None, batch, context))), 4)
+        0.25
+    """
+
+    gamma: NonNegative = 1.0
+
+    for_classes = True
+
+    def __call__(
+        self, logits: Array, features: Array | None, batch: Batch, context: Context
+    ) -> Array:
+        cohort, own, now = context.shared, context.memory, context.client.round
+        if not (isinstance(cohort, Outputs) and isinstance(own, OwnOutputs)) or now is None:
+            raise ValueError(
+                "near_outputs needs shared=class_outputs(...) and memory=own_outputs(...) in "
+                "local_sgd"
+            )
+        mine = (own.round == now - 1) & (jnp.sum(own.mean, axis=-1) > 0)  # [M]
+        others = cohort.clients - mine.astype(jnp.int32)
+        count = cohort.clients.astype(cohort.mean.dtype)[:, None]
+        total = cohort.mean * count - jnp.where(mine[:, None], own.mean, 0)
+        teacher = total / jnp.maximum(others, 1).astype(total.dtype)[:, None]
+        gap = -jnp.sum(teacher[batch.y] * jax.nn.log_softmax(logits), axis=-1)
+        known = (batch.y >= 0) & (others[batch.y] > 0)
+        return self.gamma * masked_mean(jnp.where(known, gap, 0), batch.mask)
 
 
 class Prototypes(NamedTuple):
@@ -63,12 +216,6 @@ class prototypes(Shared):
         ValueError: if the model has no features, or its head is not a matrix and at most a bias.
 
     Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, eq. 3 and 6.
-
-    Example:
-        >>> from fedjax_sim import models
-        >>> shared = prototypes(models.mlp((4,), 3, widths=(5,)), 3)
-        >>> shared.init(None).mean.shape
-        (3, 5)
     """
 
     model: Model
@@ -91,18 +238,12 @@ class prototypes(Shared):
         return Prototypes(mean, jnp.zeros(self.classes, jnp.int32))
 
     def send(self, trained: Variables, context: Context) -> Prototypes:
-        features, dtype = features_of(self.model), self._kernel.dtype
+        features = features_of(self.model)
 
-        def add(sums: Prototypes, batch: Batch) -> Prototypes:
-            (_, z), _ = features(trained, batch.x, train=False, mask=batch.mask)
-            mine = of_class(batch, self.classes)
-            total = mine.astype(dtype).T @ z.astype(dtype)
-            count = jnp.sum(mine, axis=0).astype(jnp.int32)
-            return Prototypes(sums.mean + total, sums.samples + count)
+        def read(batch: Batch) -> Array:
+            return features(trained, batch.x, train=False, mask=batch.mask)[0][1]
 
-        sums = sweep(context.client, AT_ONCE, add, self.init(trained))
-        count = jnp.maximum(sums.samples, 1).astype(sums.mean.dtype)
-        return sums._replace(mean=sums.mean / count[:, None])
+        return _means(read, self.init(trained), context)
 
     def reduce(
         self,
@@ -166,3 +307,28 @@ class near_prototypes(Part):
         gap = jnp.mean(jnp.square(features - known.mean[batch.y]), axis=-1)
         has_mean = (batch.y >= 0) & (known.samples[batch.y] > 0)
         return self.lam * masked_mean(jnp.where(has_mean, gap, 0), batch.mask)
+
+
+def _mean_outputs(model: Model, classes: int, trained: Variables, context: Context) -> Array:
+    """Returns a client's mean outputs, ``f32[M, M]``; rows of classes that it lacks are 0."""
+
+    def read(batch: Batch) -> Array:
+        logits, _ = model.apply(trained, batch.x, train=False, mask=batch.mask)
+        return jax.nn.softmax(logits.astype(jnp.float32))
+
+    mean, samples = jnp.zeros((classes, classes), jnp.float32), jnp.zeros(classes, jnp.int32)
+    return _means(read, Prototypes(mean, samples), context).mean
+
+
+def _means(read: Callable[[Batch], Array], none: Prototypes, context: Context) -> Prototypes:
+    """Returns the mean of what ``read`` returns for a client's samples, by class."""
+    dtype, classes = none.mean.dtype, len(none.samples)
+
+    def add(sums: Prototypes, batch: Batch) -> Prototypes:
+        mine = of_class(batch, classes)
+        total = mine.astype(dtype).T @ read(batch).astype(dtype)
+        return Prototypes(sums.mean + total, sums.samples + jnp.sum(mine, axis=0).astype(jnp.int32))
+
+    sums = sweep(context.client, AT_ONCE, add, none)
+    count = jnp.maximum(sums.samples, 1).astype(dtype)
+    return sums._replace(mean=sums.mean / count[:, None])

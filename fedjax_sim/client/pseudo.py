@@ -21,9 +21,9 @@ from fedjax_sim.base import (
     concrete,
 )
 from fedjax_sim.base.arrays import one_array
-from fedjax_sim.client.losses import cross_entropy, masked_mean
 from fedjax_sim.client.objective import ObjectiveWrapper
 from fedjax_sim.engine.streams import Step, stream
+from fedjax_sim.tasks.losses import cross_entropy, masked_mean
 
 __all__ = ["pseudo_labels", "received_labels"]
 
@@ -129,11 +129,6 @@ class received_labels(_PseudoLabels):
             the first step, if x is a pytree, unless mix is 0.
 
     Source: Diao et al. 2022 <https://arxiv.org/abs/2106.01432>, as in its authors' code.
-
-    Example:
-        >>> import fedjax_sim as fs
-        >>> model = fs.models.logistic((8, 8, 1), 10)
-        >>> objective = received_labels(fs.empirical_risk(model), model, mix=0.0)
     """
 
     _: dataclasses.KW_ONLY

@@ -42,14 +42,16 @@ from fedjax_sim.client import own_settings
 from fedjax_sim.client.descent import (
     Common,
     Kept,
+    Plan,
+    Progress,
     Visit,
     accompanied,
     corrected,
     descended,
     private_slope,
     whole_gradient,
+    widened,
 )
-from fedjax_sim.client.progress import Plan, Progress, widened
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
 from fedjax_sim.engine.clients import round_key
@@ -178,8 +180,7 @@ class SGD(LocalUpdate):
         numbers = jnp.arange(self._most_epochs, dtype=jnp.uint32)
         keys = jax.vmap(lambda e: stream(visit.key, Client.EPOCH, e))(numbers)
         zero = jnp.int32(0)
-        order = jax.eval_shape(lambda: shuffled(visit.key, zero, client.capacity))
-        none = jnp.zeros(order.shape, order.dtype)
+        none = jnp.zeros_like(jax.eval_shape(lambda: shuffled(visit.key, zero, client.capacity)))
         plan = Plan(total, keys, solved, zero, keys[0], none, zero)
         stored = {"keep": kept.optimizer, "average": common.optimizer}
         reset = self.optimizer_state == "reset"
@@ -192,8 +193,7 @@ class SGD(LocalUpdate):
         loss = jnp.zeros((), jnp.float64 if double else jnp.float32)
         companion: PyTree = ()
         if isinstance(kept.companion, Accompanied):
-            own = kept.companion.own
-            companion = own, self._optimizer.init(own.params)
+            companion = kept.companion.own, self._optimizer.init(kept.companion.own.params)
         if self.half_weights:
             if client.differentiable:
                 raise ValueError("half_weights must be False to differentiate, got True")

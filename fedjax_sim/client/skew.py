@@ -111,14 +111,6 @@ class scouted(Wrapper):
         ValueError: if a setting is out of range, or local shares anything already.
 
     Source: Hsieh et al. 2020 <https://arxiv.org/abs/1910.00189>, section 7.
-
-    Example:
-        >>> import fedjax_sim as fs, optax
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> local = scouted(local, fs.reports.accuracy(problem.model), fewest=2)
-        >>> int(local.shared_state(problem.model.init(jax.random.key(0))).shared.level)
-        0
     """
 
     score: Score
@@ -149,12 +141,7 @@ class scouted(Wrapper):
 
 
 class _LevelSteps(DrawnSteps):
-    """The number of steps of the level in :class:`Scout`.
-
-    Args:
-        fewest: the steps of level 0.
-        levels: the number of levels.
-    """
+    """The number of steps of the level in :class:`Scout`."""
 
     fewest: int
     levels: int
@@ -168,11 +155,7 @@ class _LevelSteps(DrawnSteps):
 
 
 class _TravellingModel(Shared):
-    """The model that is evaluated at other clients, and the decision of :class:`scouted`.
-
-    Args:
-        settings: the local update that it controls.
-    """
+    """The model that is evaluated at other clients, and the decision of :class:`scouted`."""
 
     settings: scouted
 

@@ -23,21 +23,21 @@ from fedjax_sim.client.distilling import (
     past_models,
     teacher_distillation,
 )
-from fedjax_sim.client.losses import masked_mean
-from fedjax_sim.client.objective import ObjectiveWrapper
+from fedjax_sim.client.objective import ObjectiveWrapper, ordered_dropout
 from fedjax_sim.client.objective import remade as remade
-from fedjax_sim.client.ordered import ordered_dropout
-from fedjax_sim.client.outputs import (
+from fedjax_sim.client.prototypes import (
     class_outputs,
     near_outputs,
+    near_prototypes,
     own_outputs,
+    prototypes,
 )
-from fedjax_sim.client.prototypes import near_prototypes, prototypes
 from fedjax_sim.client.pseudo import pseudo_labels, received_labels
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.needs import ALL_TRAVELS, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
-from fedjax_sim.models.heads import features_of
+from fedjax_sim.models.leaves import features_of
+from fedjax_sim.tasks.losses import masked_mean
 
 __all__ = [
     "balanced",

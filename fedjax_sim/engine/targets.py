@@ -98,7 +98,7 @@ def options_for(
     - *Weights in place.* XLA schedules a step's update after the other uses of the weights, so that
       it need not copy them: the CNN of W2 trains 8 to 17 % faster.
     - *Barriers.* XLA drops them before it fuses operations, unless the pass that does so is left
-      out: then :func:`fedjax_sim.models.products.product` has a faster gradient. Not in ``quick``
+      out: then :func:`fedjax_sim.models.layers.product` has a faster gradient. Not in ``quick``
       programs, which do not use it.
 
     For a GPU that does not exist, XLA cannot time its kernels for matrix products, and finds none

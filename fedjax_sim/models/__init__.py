@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from fedjax_sim.base import Model
 from fedjax_sim.base.registry import Registry
-from fedjax_sim.models._gpt2 import gpt2
 from fedjax_sim.models._lstm import lstm
 from fedjax_sim.models._transformer import transformer
 from fedjax_sim.models.adapters import from_linen
 from fedjax_sim.models.factories import WANTED, is_factory, made
 from fedjax_sim.models.mobilenet import mobilenet_v2, mobilenet_v2_tail, mobilenet_v2_trunk
-from fedjax_sim.models.nets import cifar_cnn, fashion_cnn, ffn, logistic, mlp, mnist_cnn, two_conv
-from fedjax_sim.models.resnet import resnet20
-from fedjax_sim.models.weights import load_weights, save_weights, starting_from
+from fedjax_sim.models.nets import (
+    cifar_cnn,
+    fashion_cnn,
+    ffn,
+    logistic,
+    mlp,
+    mnist_cnn,
+    resnet20,
+    two_conv,
+)
+from fedjax_sim.models.weights import gpt2, load_weights, save_weights, starting_from
 from fedjax_sim.models.wrappers import lora, with_compute_dtype, with_frozen, with_scaling
 
 if TYPE_CHECKING:

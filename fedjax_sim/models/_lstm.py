@@ -28,14 +28,8 @@ def recurrence(inputs: Array, kernel: Array) -> Array:
         h_t &= \sigma(o) \odot \tanh(c_t), \qquad h_0 = c_0 = 0
 
     The gradient of U is a single matrix product over all steps, after the loop; JAX's own gradient
-    would add to an accumulator of U's size in every step. On one CPU core, a training step on 10
-    windows of 80 tokens through :func:`fedjax_sim.models.lstm` runs at 340 samples/s, with JAX's
-    own gradient at 190, and with flax's ``OptimizedLSTMCell`` at 205. Unrolling the loop gained
-    nothing there.
-
-    On CUDA a turn of the loop has 10 steps, whose slices are then static: compiled for an H100, not
-    run, a training step of 10 clients launches 967 kernels instead of 2,472
-    (``benchmarks/results/aot.md``).
+    would add to an accumulator of U's size in every step, which takes 1.8 times as long on a CPU.
+    On CUDA a turn of the loop has 10 steps, for fewer kernels (``benchmarks/results/aot.md``).
 
     Args:
         inputs: a, ``f32[T, B, 4 H]``: projected inputs with the bias, for all steps.

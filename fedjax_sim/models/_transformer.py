@@ -180,8 +180,7 @@ def transformer(
     standard deviation 0.02, divided by √(2 layers) for W_o and W_down, as in nanoGPT.
 
     W_next, the head of the model, is a separate layer. If it were tied to the token embeddings, as
-    in GPT-2, clients could not keep it while sending the embeddings. With a vocabulary of
-    characters it is small.
+    in GPT-2, clients could not keep it while sending the embeddings.
 
     It has 814,208 parameters for windows of 80 tokens and 64 characters, about as many as
     :func:`fedjax_sim.models.lstm`.

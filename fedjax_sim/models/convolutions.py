@@ -33,15 +33,11 @@ def conv(
     The lowerings are:
 
     - ``lax``: XLA's convolution with JAX's own gradients. Under vmap over kernels it becomes a
-      grouped convolution, which XLA's TPU compiler handles well: compiled for a v5e, a step of 40
-      clients on the thesis' CIFAR network takes 27.7 ms by XLA's own estimate and 2.2 GB, with
-      ``im2col`` 81.7 ms and 5.3 GB (``benchmarks/results/aot.md``).
+      grouped convolution, which XLA's TPU compiler handles well (``benchmarks/results/aot.md``).
     - ``direct``: XLA's convolution with gradients written as convolutions in the same NHWC/HWIO
-      layout, the only one for which XLA's CPU backend uses its fast kernel inside a loop. (On that
-      network: ``lax`` in a scan 57 samples/s, ``direct`` 1,400 to 2,250, ``im2col`` about half.)
-    - ``winograd``: 3×3 kernels with a quarter of the multiplications, 1.5 times as fast as
-      ``direct`` with 32 channels and 2 to 2.7 times from 64 on, for images that its tiles of 4×4
-      outputs fill; for float32 and wider, accurate to 1e-5 of the largest value
+      layout, the only one for which XLA's CPU backend uses its fast kernel inside a loop.
+    - ``winograd``: 3×3 kernels with a quarter of the multiplications, in tiles of 4×4 outputs; for
+      float32 and wider, accurate to 1e-5 of the largest value
       (:func:`fedjax_sim.models.winograd.conv3x3`).
     - ``im2col``: shifted slices and one matrix product, which vmap batches.
 
@@ -99,10 +95,8 @@ def _winograd_applies(kernel: Array, stride: int) -> bool:
 def _winograd_is_faster(x: Array, kernel: Array, padding: Padding) -> bool:
     """Returns whether Winograd's savings outweigh its transforms.
 
-    Measured on one core of an AMD EPYC, for 16 images in a loop, forward and backward: "winograd"
-    is 1.0 to 1.15 times as fast as "direct" with 16 input and output channels, 1.5 to 1.6 times
-    with 32, and 2.1 to 2.7 times with 64 and more. 5×5 outputs fill 39 % of their four tiles: with
-    64 channels it is 0.9 times as fast; for 6×6 outputs, 1.5 times.
+    On a core of an AMD EPYC it is 1.0 to 1.15 times as fast as "direct" with 16 channels, 1.5 with
+    32, and 2.1 to 2.7 from 64 on; 0.9 for 5×5 outputs, which fill 39 % of their four tiles.
     """
     outputs = [n + low + high - 2 for n, (low, high) in zip(x.shape[1:3], padding, strict=True)]
     covered = math.prod(winograd.TILE * winograd.tiles(n) for n in outputs)
@@ -135,8 +129,8 @@ def _direct_fwd(
     if kernel.shape[2] == 1:  # XLA's kernel is slow for a single channel
         return _by_patches(x, kernel, padding, stride), saved
     if kernel.shape[2:] == (3, 32):
-        # RGB to 32 channels, the usual first layer: with a fourth channel of zeros, XLA's CPU
-        # backend takes 0.18 ms instead of 0.55 (10×32×32×3, one core); other widths gain nothing.
+        # RGB to 32 channels, the usual first layer: a fourth channel of zeros makes XLA's CPU
+        # backend three times as fast; other widths gain nothing.
         x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, 1)))
         kernel = jnp.pad(kernel, ((0, 0), (0, 0), (0, 1), (0, 0)))
     return _nhwc(x, kernel, padding, stride), saved
@@ -203,9 +197,8 @@ def _shifts(x: Array, size: Sequence[int], padding: Padding, stride: int) -> lis
 def _by_patches(x: Array, kernel: Array, padding: Padding, stride: int) -> Array:
     """Convolves by one matrix product whose long axis, all positions of a batch, is contiguous.
 
-    Patches are gathered by columns first, then by rows, which copies contiguous blocks. On grey
-    images it takes a fifth of the time of XLA's kernel (16×28×28 to 10 channels by 5×5, one core:
-    0.18 and 0.96 ms); with RGB images and more channels it gains nothing.
+    Patches are gathered by columns first, then by rows, which copies contiguous blocks: on grey
+    images, a fifth of the time of XLA's kernel; with more channels it gains nothing.
     """
     (h, w, c, o), batch = kernel.shape, len(x)
     x = jnp.pad(x, ((0, 0), *padding, (0, 0))).transpose(3, 1, 0, 2)
@@ -229,8 +222,7 @@ def depthwise(x: Array, kernel: Array, padding: Padding, *, stride: int = 1) -> 
 
     x is ``f32[B, H, W, C]``, the kernel ``f32[h, w, C]``, and the padding (low, high) for H and W.
     It uses shifted multiply-adds, which XLA fuses into one loop, also under vmap over clients. On
-    CPU, the grouped convolution of ``lax`` takes 43 times as long forward and 340 times as long
-    with gradients (16×7×7×336, 3×3 kernels, one core: 5.6 and 680 ms instead of 0.13 and 2.0 ms).
+    CPU, the grouped convolution of ``lax`` takes 340 times as long with gradients.
 
     Example:
         >>> x, kernel = jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 2))

@@ -15,9 +15,8 @@ from jax.typing import ArrayLike, DTypeLike
 from fedjax_sim.base import Array, Leaves, Model, PyTree, Variables
 from fedjax_sim.base.arrays import one_array
 from fedjax_sim.engine.streams import Weights, stream
-from fedjax_sim.models.layers import fan_in_uniform
+from fedjax_sim.models.layers import dense_product, fan_in_uniform
 from fedjax_sim.models.leaves import named, path_of
-from fedjax_sim.models.products import dense_product
 
 
 def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:

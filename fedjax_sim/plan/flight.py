@@ -50,9 +50,6 @@ class every_round(Flight):
 
     Args:
         round_factor: the rounds to run for each round of FedAvg that the user budgets.
-
-    >>> every_round().due(jnp.int32(5), 2).tolist()
-    [True, True]
     """
 
     _: dataclasses.KW_ONLY
@@ -158,9 +155,6 @@ class permanent(_NeverDue):
     """Collects no model: the first clients keep theirs for the whole run.
 
     The server collects fragments of their models (:func:`fedjax_sim.exchange.fragments`).
-
-    >>> permanent().due(jnp.int32(5), 2).tolist()
-    [False, False]
     """
 
     needs = (STICKY, IN_FRAGMENTS)
@@ -174,9 +168,6 @@ class serverless(_NeverDue):
 
     Args:
         redistribution: combines the models between two rounds; None: each client trains alone.
-
-    >>> serverless().due(jnp.int32(5), 2).tolist()
-    [False, False]
     """
 
     redistribution: AnyRedistribution | None = None
@@ -214,9 +205,6 @@ class buffered(_Asynchronous):
 
     Source: Nguyen et al. 2022 <https://arxiv.org/abs/2106.06639>, Algorithm 1 (K, concurrency);
     Xie et al. 2019 <https://arxiv.org/abs/1903.03934>, with K = 1.
-
-    >>> buffered(2).collected(10)
-    2
     """
 
     size: Count
@@ -244,9 +232,6 @@ class periodic(_Asynchronous):
 
     Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds have a fixed
     duration and leave slow clients at work; without its cache of updates and its choice of clients.
-
-    >>> periodic(60.0).collected(3)
-    3
     """
 
     seconds: float

@@ -86,15 +86,7 @@ class mediators(Selection):
 
 
 def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
-    """Assigns the cohort greedily to mediators, see :func:`mediators`.
-
-    Args:
-        counts: ``int32[N, M]``, the samples of each class at each client.
-        cohort: ``int32[S * γ]``, different clients.
-        clients_each: γ.
-
-    Returns:
-        ``int32[S, γ]``, each mediator's clients in the order in which they were assigned.
+    """Assigns the cohort greedily to mediators, given all clients' counts of classes.
 
     >>> counts = jnp.array([[4, 0], [3, 1], [0, 4], [1, 3]])
     >>> balanced_groups(counts, jnp.arange(4, dtype=jnp.int32), 2).tolist()

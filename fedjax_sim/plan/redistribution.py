@@ -15,9 +15,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation
 from fedjax_sim.engine.memory import check_memory_for
 from fedjax_sim.engine.needs import EQUAL_WEIGHTS, SERVERLESS, STICKY
-from fedjax_sim.plan.collaboration import learned
-from fedjax_sim.plan.hierarchy import edges
-from fedjax_sim.plan.moves import Gather, Mixing
+from fedjax_sim.plan.moves import Gather, Mixing, edges, learned
 
 __all__ = [
     "Gather",

@@ -30,12 +30,10 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.chances import EQUAL_OR_UNBIASED, inclusion, systematic
 from fedjax_sim.engine.clients import list_ends
 from fedjax_sim.engine.draws import distinct, draw_free
-from fedjax_sim.plan.by_loss import power_of_choice
-from fedjax_sim.plan.guidance import guided
+from fedjax_sim.plan.by_loss import guided, power_of_choice
 from fedjax_sim.plan.mediators import mediators
 from fedjax_sim.plan.reinforcement import deep_q
-from fedjax_sim.plan.seconds import awake, within_deadline
-from fedjax_sim.plan.tiering import tiers
+from fedjax_sim.plan.seconds import awake, tiers, within_deadline
 from fedjax_sim.privacy import cyclic, poisson, shuffled
 
 __all__ = [
@@ -127,13 +125,7 @@ class uniform(Selection):
 
 
 class everyone(Selection):
-    """Selects all clients in every round, each in the slot of its number.
-
-    >>> data = ClientData(None, None, None, jnp.arange(4), 1)  # 3 clients
-    >>> free, visits = jnp.ones(3, bool), jnp.zeros(3, jnp.int32)
-    >>> everyone().draw(jax.random.key(0), (), data, jnp.array([3, 3, 3]), free, visits)[0].tolist()
-    [0, 1, 2]
-    """
+    """Selects all clients in every round, each in the slot of its number."""
 
     everyone = True
     participation = "cyclic"
@@ -323,18 +315,7 @@ class importance(Selection):
 
 
 def _assign(key: Array, queue: Array, idle: int, visits: Array, active: int) -> Array:
-    """Assigns the clients of the queue to the least visited slots; the others are idle.
-
-    Args:
-        key: key to break ties.
-        queue: ``int32[active]``, clients in the order in which they were drawn.
-        idle: N, for a slot without a client.
-        visits: ``int32[S]``.
-        active: at most S.
-
-    Returns:
-        ``int32[S]``.
-    """
+    """Assigns the clients of the queue to the least visited slots; the others have ``idle``, N."""
     slots = len(visits)
     if active > slots:
         raise ValueError(f"active must be at most the {slots} slots, got {active}")

@@ -89,15 +89,7 @@ class Trace(NamedTuple):
 
 
 def read(file: str | Path, period: int | None) -> Trace:
-    """Reads a trace from a file.
-
-    Args:
-        file: see :func:`fedjax_sim.clock.traced`.
-        period: seconds after which the trace repeats; None: never.
-
-    Raises:
-        ValueError: if the file is not a trace, with the row.
-    """
+    """Reads the trace of :func:`fedjax_sim.clock.traced`, or raises ValueError with the row."""
     columns = _columns(Path(file))
     _check_numbers(file, columns)
     client, timed = columns["client"], "from" in columns
@@ -148,9 +140,8 @@ def _csv(path: Path) -> dict[str, Column]:
 
 def _npz(path: Path) -> dict[str, Column]:
     found = {name: _numbers(path, array) for name, array in read_npz(path).items()}
-    if len({array.shape for array in found.values()}) > 1 or any(
-        a.ndim != 1 for a in found.values()
-    ):
+    shapes = {array.shape for array in found.values()}
+    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
         raise ValueError(f"{path} must have one-dimensional arrays of equal length")
     return found
 
@@ -169,22 +160,18 @@ def _check_numbers(file: str | Path, columns: dict[str, Column]) -> None:
         else:
             good = (values >= 0) & (values < 2**31) & (values == np.floor(values))
             wanted = "a whole number from 0"
-        if not good.all():
-            row = int(np.argmin(good))
-            raise ValueError(f"{file}: row {row + 1}: {name} must be {wanted}, got {values[row]:g}")
+        _reject(file, {f"{name} must be {wanted}": ~good}, "{:g}", values)
 
 
 def _check_clients(file: str | Path, client: Column, *, several: bool) -> None:
     """Checks that each client is there, once or several times in a row, in order."""
     steps = np.diff(client, prepend=-1)
-    for wrong, why in (
-        (steps < 0, "clients must be in order"),
-        (steps > 1, "a client is missing before this row"),
-        (steps < 1, "a client has several rows, which need from and to"),
-    ):
-        rows = np.flatnonzero(wrong)
-        if len(rows) and not (several and why.startswith("a client has")):
-            raise ValueError(f"{file}: row {rows[0] + 1}: {why}, got client {client[rows[0]]:g}")
+    faults = {
+        "clients must be in order": steps < 0,
+        "a client is missing before this row": steps > 1,
+        "a client has several rows, which need from and to": (steps < 1) & (not several),
+    }
+    _reject(file, faults, "client {:g}", client)
 
 
 def _begins(file: str | Path, columns: dict[str, Column], period: int | None) -> NDArray[np.int32]:
@@ -192,13 +179,21 @@ def _begins(file: str | Path, columns: dict[str, Column], period: int | None) ->
     client, begins, ends = columns["client"], columns["from"], columns["to"]
     same = np.diff(client, prepend=-1) == 0
     before = np.concatenate([[0], ends[:-1]])
-    for wrong, why in (
-        (begins >= ends, "from must be below to"),
-        (same & (begins < before), "a client's windows must be in order and apart"),
-        (ends > (math.inf if period is None else period), f"to must be at most {period}"),
-    ):
-        rows = np.flatnonzero(wrong)
-        if len(rows):
-            i = rows[0]
-            raise ValueError(f"{file}: row {i + 1}: {why}, got {begins[i]:g} to {ends[i]:g}")
+    faults = {
+        "from must be below to": begins >= ends,
+        "a client's windows must be in order and apart": same & (begins < before),
+        f"to must be at most {period}": ends > (math.inf if period is None else period),
+    }
+    _reject(file, faults, "{:g} to {:g}", begins, ends)
     return begins.astype(np.int32)
+
+
+def _reject(
+    file: str | Path, faults: dict[str, NDArray[np.bool_]], got: str, *columns: Column
+) -> None:
+    """Raises ValueError for the first row with a fault; ``got`` shows its entries of columns."""
+    for why, wrong in faults.items():
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            shown = got.format(*(column[i] for column in columns))
+            raise ValueError(f"{file}: row {i + 1}: {why}, got {shown}")

@@ -27,7 +27,7 @@ from fedjax_sim.engine.memory import (
 )
 from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.engine.targets import ProgramReport, options_for, program_report
-from fedjax_sim.models.products import outer_products
+from fedjax_sim.models.layers import outer_products
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.placement import client_steps, fitted, with_size_range
 from fedjax_sim.run.cache import evaluation_program, weights_program

@@ -26,7 +26,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import of_class, sweep
 from fedjax_sim.engine.needs import AS_IT_IS, ONE_MODEL, WHOLE_MODEL
 from fedjax_sim.models import leaves
-from fedjax_sim.models.heads import features_of, kernel_of
+from fedjax_sim.models.leaves import features_of, kernel_of
 from fedjax_sim.tasks.losses import cross_entropy
 
 __all__ = ["calibrated"]

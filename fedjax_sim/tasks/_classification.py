@@ -14,8 +14,18 @@ import numpy as np
 from fedjax_sim.base import Array, Count, Metric, SampleWeight, Sums, Task
 from fedjax_sim.base.words import array_type
 from fedjax_sim.tasks.losses import cross_entropy
-from fedjax_sim.tasks.sums import SHARE, Floats, add_up, mean_known, ratio
-from fedjax_sim.tasks.tally import MOST_RANKED, WIN_BITS, Tally, rank_wins, tally
+from fedjax_sim.tasks.sums import (
+    MOST_RANKED,
+    SHARE,
+    WIN_BITS,
+    Floats,
+    Tally,
+    add_up,
+    mean_known,
+    rank_wins,
+    ratio,
+    tally,
+)
 
 
 class _Answers(NamedTuple):

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array
 from fedjax_sim.base.words import array_type
 
+__all__ = ["cross_entropy", "masked_mean", "sigmoid_cross_entropy", "squared_error"]
+
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
     r"""Computes the softmax cross-entropy per sample, :math:`\ell = -\log p_y`.
