@@ -11,6 +11,7 @@ from fedjax_sim.base.client import (
     Personal,
     SetupTraffic,
     SetupTrafficOf,
+    Shared,
 )
 from fedjax_sim.base.clock import Availability, Clock, Elapsed, Law, Link, Now, evaluate_law
 from fedjax_sim.base.cohort import Cohort, Gathered, LocalInfo
@@ -22,8 +23,6 @@ from fedjax_sim.base.data import (
     MissingRootError,
     Transform,
 )
-from fedjax_sim.base.exchange import Coverage, Exchange
-from fedjax_sim.base.finish import Finish
 from fedjax_sim.base.local_update import LocalUpdate, Survey, Wrapper
 from fedjax_sim.base.model import (
     Accompanied,
@@ -39,8 +38,8 @@ from fedjax_sim.base.model import (
     Objective,
     Variables,
 )
-from fedjax_sim.base.need import Need
 from fedjax_sim.base.parts import (
+    Need,
     Origin,
     Part,
     origin_of,
@@ -78,20 +77,19 @@ from fedjax_sim.base.ranges import (
     Within,
 )
 from fedjax_sim.base.round import AtWork, FedState, Fragment, Metrics, SlotBytes, Slots, Traffic
-from fedjax_sim.base.sending import Sending, SendTogether, Sent
+from fedjax_sim.base.sending import Coverage, Exchange, Sending, SendTogether, Sent
 from fedjax_sim.base.server import (
     Broadcast,
     Diagnostic,
     DownloadBytes,
+    Finish,
     MechanismEpsilon,
     PreAggregation,
     Server,
     Weighting,
 )
-from fedjax_sim.base.shared import Shared
-from fedjax_sim.base.steps import DrawnSteps, Until
 from fedjax_sim.base.task import Metric, SampleWeight, Sums, Task, for_classes, with_loss
-from fedjax_sim.base.train import Train, Trained, TrainInSteps, and_then
+from fedjax_sim.base.train import DrawnSteps, Train, Trained, TrainInSteps, Until, and_then
 
 __all__ = [
     "Aggregator",

@@ -181,12 +181,7 @@ def _parse(text: str) -> Node:
 
 
 class _Reader(NamedTuple):
-    """Makes our trees of Python's.
-
-    Attributes:
-        source: the text with identifiers in place of its words.
-        words: the words, in order.
-    """
+    """Makes our trees of Python's; ``source`` has an identifier for each of the ``words``."""
 
     source: str
     words: list[str]

@@ -1,4 +1,4 @@
-"""Corrections of local training, and what local updates have in common with other parts."""
+"""Corrections of local training, shared statistics, and types that several roles use."""
 
 from __future__ import annotations
 
@@ -166,6 +166,44 @@ class Correction(Part):
     @property
     def dual(self) -> float | Array | None:
         """α, if each client subtracts α (w_k - w_recv) from an h_k that it keeps; else None."""
+        return None
+
+
+class Shared(Part):
+    """Statistics that clients share besides the model, for their objective, such as class means.
+
+    The server keeps them and sends them to every client that trains, whose objective finds them in
+    ``Context.shared``. Both directions count as traffic.
+    """
+
+    def init(self, variables: Variables, /) -> PyTree:
+        """Returns the statistics before the first round."""
+        raise NotImplementedError
+
+    def send(self, trained: Variables, context: Context, /) -> PyTree:
+        """Returns the message of a client with the model ``trained``; () for nothing."""
+        return ()
+
+    def reduce(
+        self,
+        shared_state: PyTree,
+        messages: PyTree,
+        weights: Array,
+        clients: int,
+        aggregator: Aggregator,
+        /,
+    ) -> PyTree:
+        """Returns the next statistics, see :meth:`fedjax_sim.base.LocalUpdate.reduce`."""
+        return shared_state
+
+    @property
+    def follow(self) -> Follow | None:
+        """Updates them with the aggregate; None: unchanged."""
+        return None
+
+    @property
+    def told(self) -> Callable[[PyTree], PyTree] | None:
+        """Selects the part that is sent and that the objective reads; None: all."""
         return None
 
 

@@ -10,7 +10,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Any,
     ClassVar,
     NamedTuple,
@@ -23,9 +22,6 @@ from typing import (
 import optax
 
 from fedjax_sim.base import ranges
-
-if TYPE_CHECKING:
-    from fedjax_sim.base.need import Need
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -105,6 +101,25 @@ class _Setting:
 
     def __get__(self, part: Any, kind: type) -> Any:
         raise AttributeError(f"{kind.__name__} has no {self._name}")
+
+
+class Need(NamedTuple):
+    """A requirement of one part on another.
+
+    ``met`` asks what the other part promises, never how it is called: a user's part that makes the
+    same promise fits as well.
+
+    Attributes:
+        role: the role of the other part, as a keyword of ``compose``.
+        what: the requirement in words: "the plain mean".
+        met: whether the parts (:class:`fedjax_sim.round.Parts`) meet it.
+        instead: what to write instead: "aggregator=mean".
+    """
+
+    role: str
+    what: str
+    met: Callable[[Any], bool]
+    instead: str
 
 
 class Origin(NamedTuple):

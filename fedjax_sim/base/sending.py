@@ -1,13 +1,13 @@
-"""Changes of what clients send, one by one or all together."""
+"""The part of a model that travels, and changes of what clients send."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from fedjax_sim.base.arrays import Array, PyTree
 from fedjax_sim.base.data import ClientData
-from fedjax_sim.base.model import Variables
+from fedjax_sim.base.model import Leaves, Variables
 from fedjax_sim.base.parts import Part
 
 SendTogether: TypeAlias = Callable[[Array, Variables, Array, Array], Variables]
@@ -125,3 +125,51 @@ class Sending(Part):
 
     forges = False
     """Whether it is an attack; honest clients send their true updates."""
+
+
+class Coverage(Protocol):
+    """Chooses the entries of a model that a client has."""
+
+    def __call__(self, variables: Variables, client: Array, round: Array, /) -> PyTree:
+        """Returns bools that broadcast to each leaf.
+
+        Args:
+            variables: the model; only shapes are known.
+            client: ``int32[]``.
+            round: ``int32[]``.
+        """
+
+
+class Exchange(Part):
+    """Selects the leaves of a model that travel between clients and server."""
+
+    @property
+    def own(self) -> Leaves | None:
+        """The leaves that stay with the clients, which each train their own; None: no leaf."""
+        return None
+
+    @property
+    def frozen(self) -> Leaves | None:
+        """The leaves that are not trained and that every client has; None: no leaf."""
+        return None
+
+    @property
+    def fragments(self) -> tuple[Leaves, ...]:
+        """The leaves of each fragment, if fragments travel in turn; (): all in every round.
+
+        In round t the server collects fragment t mod P of all slots, and a slot that keeps its
+        client replaces its own fragment by the new one.
+        """
+        return ()
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """The entries that each client receives, trains and sends; None: all entries.
+
+        In the model that a client trains, the others are 0. The server averages each entry over the
+        clients that have it, and keeps the entries that nobody has.
+        """
+        return None
+
+    nothing = False
+    """Whether no leaf travels."""

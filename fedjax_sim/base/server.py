@@ -1,4 +1,4 @@
-"""The server: weighting, aggregation and the step of the server model."""
+"""The server: weighting, aggregation, the step of the server model, and the last exchange."""
 
 from __future__ import annotations
 
@@ -232,4 +232,20 @@ class Diagnostic(Part):
             models: ``[P, *p]``, as they were sent, or as trained if they were not sent.
             cohort: the round; ``cohort.present`` marks the rows that trained.
         """
+        raise NotImplementedError
+
+
+class Finish(Part):
+    """Changes the final model once, after the last round.
+
+    All clients take part: each is sent the final model, and its answer counts as traffic.
+    Evaluations during the run use the model without this change.
+    """
+
+    def tell(self, server: Variables, client: ClientView, /) -> PyTree:
+        """Returns a client's arrays for the final model, which are summed over all clients."""
+        raise NotImplementedError
+
+    def move(self, key: Array, server: Variables, total: PyTree, /) -> Variables:
+        """Returns the model to evaluate, given the sum ``total`` over all clients."""
         raise NotImplementedError

@@ -285,7 +285,7 @@ class Algorithm:
         Raises:
             UnknownEpsilonError: names a part that is not known to keep the mechanism's analysis.
         """
-        return private.epsilon(self.parts, data, rounds, delta)
+        return private.accountant(self.parts, data)(rounds=rounds, delta=delta)
 
     def client_epsilon(self, data: ClientData, visits: Any, delta: float) -> NDArray[np.float64]:
         """Computes ε of (ε, δ) differential privacy of each client that adds noise itself.

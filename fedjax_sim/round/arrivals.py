@@ -181,16 +181,7 @@ def _exchanged(
 
 
 class _Events(NamedTuple):
-    """Simulation of a round, one event after another.
-
-    Attributes:
-        parts: parts of the algorithm.
-        key: key of the round.
-        state: state before the round.
-        data: the clients.
-        size: bytes of the messages.
-        row: ``int32[]``, row of the server model that this round sends.
-    """
+    """Simulation of a round by events; ``row int32[]`` is the row of the model that it sends."""
 
     parts: Parts
     key: Array

@@ -56,14 +56,7 @@ def cohort_of(
 
 
 def expected_visits(parts: Parts, state: FedState, data: ClientData, clients: Array) -> Array:
-    """Returns the number of visits that divides each client's weight, ``f32[P]``; 1 without.
-
-    Args:
-        parts: parts of the algorithm.
-        state: state before the draw.
-        data: the population.
-        clients: ``int32[P]``.
-    """
+    """Returns the number of visits that divides each client's weight, ``f32[P]``; 1 without."""
     stated = parts.selection.expected_visits
     if not per_visit(parts) or stated is None:
         return jnp.ones(len(clients), jnp.float32)
@@ -79,11 +72,7 @@ def expected_visits(parts: Parts, state: FedState, data: ClientData, clients: Ar
 def with_chances(parts: Parts, state: FedState, cohort: Cohort, chance: Array | None) -> Cohort:
     """Adds the probabilities that divide the weights, and the weight of all who could have sent.
 
-    Args:
-        parts: parts of the algorithm.
-        state: state before the draw.
-        cohort: the cohort.
-        chance: ``f32[P]``, the probability with which each row was sent; None: all were.
+    ``chance f32[P]`` is the probability with which each row was to send; None: all were.
     """
     everyone, data = per_visit(parts), cohort.data
     if chance is None and not everyone:

@@ -18,11 +18,7 @@ from fedjax_sim.round.parts import Parts
 
 
 def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[Variables, Array]:
-    """Uploads and aggregates all models in flight.
-
-    Returns:
-        The server model, and the number of uploads ``int32[]``.
-    """
+    """Aggregates all models in flight; returns the server model and the uploads ``int32[]``."""
     if state.slots is None or parts.exchange.fragments:
         return state.server, jnp.int32(0)
     slots, due = state.slots, parts.flight.due(state.round - 1, parts.slots)

@@ -49,26 +49,7 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """The arguments of :func:`compose <fedjax_sim.compose>`, with defaults filled in.
-
-    Attributes:
-        local: local training of one model on one client.
-        selection: choice of the client that each slot visits.
-        clients_per_round: clients that train at once.
-        flight: rounds in which models are collected, and their moves in between.
-        broadcast: model that a slot starts from.
-        exchange: leaves of a model that travel.
-        sending: changes of what clients send, in order.
-        weighting: weight of each model.
-        preaggregation: changes of updates and weights before aggregation, in order.
-        aggregator: reduction of the updates to one.
-        server: update of the server model.
-        diagnostics: measurements of rounds, by name.
-        finish: exchange after the last round; None: no exchange.
-        personal: clients' personal model; None: the evaluated model.
-        clock: duration of rounds and availability of clients; None: no clock.
-        execution: devices and chunks.
-    """
+    """The arguments of :func:`compose <fedjax_sim.compose>`, with defaults filled in."""
 
     local: LocalUpdate
     clients_per_round: int

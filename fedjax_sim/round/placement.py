@@ -114,12 +114,7 @@ def with_size_range(data: ClientData, execution: Execution) -> ClientData:
 
 
 def client_steps(parts: Parts, data: ClientData) -> NDArray[np.integer[Any]]:
-    """Returns the local steps of a visit to each client, ``[N]`` or ``[R, N]``.
-
-    Args:
-        parts: parts of the algorithm.
-        data: the clients, concrete; ``start`` may have an axis of runs.
-    """
+    """Returns the local steps of a visit to each client of concrete data, ``[N]`` or ``[R, N]``."""
     sizes = np.diff(data.start) if data.budget is None else np.asarray(data.budget)
     sizes = np.minimum(sizes, data.samples_per_round or data.capacity)
     sizes = sizes.astype(np.int32)

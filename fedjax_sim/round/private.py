@@ -130,11 +130,6 @@ with the clients (``exchange``, ``personal``): they cannot increase a client's s
 """
 
 
-def epsilon(parts: Parts, data: ClientData, rounds: int, delta: float) -> float:
-    """Computes the ε that a run spends; see :meth:`fedjax_sim.Algorithm.epsilon`."""
-    return accountant(parts, data)(rounds=rounds, delta=delta)
-
-
 def accountant(parts: Parts, data: ClientData) -> Callable[..., float]:
     """Returns the function of ``rounds`` and ``delta`` that computes ε; it holds no samples.
 
@@ -260,12 +255,12 @@ def _check_needs(needs: Sequence[Need], parts: Parts) -> None:
 
 
 def _check_data(data: ClientData) -> None:
-    given = {
-        "samples that all clients are sent (--share-beta)": data.sent is not None,
-        "copies of samples, whose number may depend on other clients (--fedaug, --rebalance)": (
-            data.copies
-        ),
-    }
-    for what, present in given.items():
-        if present:
-            raise UnknownEpsilonError(f"unknown because of {what}")
+    if data.sent is not None:
+        raise UnknownEpsilonError(
+            "unknown because of samples that all clients are sent (--share-beta)"
+        )
+    if data.copies:
+        raise UnknownEpsilonError(
+            "unknown because of copies of samples, whose number may depend on other clients "
+            "(--fedaug, --rebalance)"
+        )

@@ -43,17 +43,6 @@ class Delivered(NamedTuple):
     bytes: Array | None
 
 
-class _Applied(NamedTuple):
-    """What the sending parts make of updates and messages; see :class:`Delivered`."""
-
-    update: Variables
-    message: PyTree
-    kept: PyTree
-    sent: Array
-    chance: Array | None
-    bytes: Array | None
-
-
 class _Task(NamedTuple):
     """Values that a row needs in addition to its update."""
 
@@ -159,8 +148,10 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    given = _apply_sending(parts, key, state, data, padded.client, sends, sends, known, update, ())
-    models = tree.select_rows(given.sent, tree.add(known, given.update), padded.variables)
+    update, _, _, sent, *_ = _apply_sending(
+        parts, key, state, data, padded.client, sends, sends, known, update, ()
+    )
+    models = tree.select_rows(sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
 
@@ -176,10 +167,11 @@ def _apply_sending(
     update: Variables,
     message: PyTree,
     most: int | None = None,
-) -> _Applied:
-    """Applies all parts to updates and messages ``[P]``, relative to models ``known [P or 1]``.
+) -> tuple[Variables, PyTree, PyTree, Array, Array | None, Array | None]:
+    """Returns updates and messages ``[P]``, then as in :class:`Delivered`, after all parts.
 
-    Updates of rows that do not send are unchanged, and so are messages of rows that did not train.
+    Updates are relative to the models ``known [P or 1]``. Those of rows that do not send are
+    unchanged, and so are messages of rows that did not train.
     """
     kept, sent, whole, row = [], sends, update, state_rows(data, client)
     update, chance = travelling(parts, update), None
@@ -224,7 +216,7 @@ def _apply_sending(
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
     models = Variables(*tree.filled(update, whole))
-    return _Applied(models, message, tuple(kept), sent, chance, sizes)
+    return models, message, tuple(kept), sent, chance, sizes
 
 
 def _weights_of(

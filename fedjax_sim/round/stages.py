@@ -30,11 +30,7 @@ from fedjax_sim.round.traffic import Transfers
 
 
 def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
-    """Runs one round.
-
-    Returns:
-        The state after the round, and its metrics.
-    """
+    """Runs one round; returns the state after it, and its metrics."""
     planned = plan(parts, key, state, data)
     work = train(parts, key, data, planned)
     delivery = deliver(parts, key, data, planned, work)
