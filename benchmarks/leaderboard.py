@@ -221,7 +221,9 @@ class Board:
     def note(self) -> str:
         """Describes the tests of the ranks."""
         test = friedman(self.ranks)
-        found = "" if test is None else f"Friedman χ² = {test.statistic:.1f}, p = {test.p:.2g}; "
+        found = ""
+        if test is not None:
+            found = f"Friedman χ² = {test.statistic:.1f}, p = {test.pvalue:.2g}; "
         return (
             f"{self.kind}: {len(self.scores)} methods, {found}critical difference of average "
             f"ranks {self.distance:.1f} (Nemenyi, {LEVEL:g})"

@@ -104,6 +104,9 @@ class SkewReport:
         }
         if classes == 1:
             return numbers
+        skews = {"emd": client_emds, "kl": client_kls, "jsd": client_jsds}
+        by_client = {name: of(self.table).tolist() for name, of in skews.items()}
+        numbers["per_client"] = by_client | numbers["per_client"]
         return numbers | {
             "classes": classes,
             "expected_emd": self.expected_emd,
@@ -111,12 +114,6 @@ class SkewReport:
             "c_score": c_score(self.table),
             "kl": kl(self.table),
             "jsd": jsd(self.table),
-            "per_client": {
-                "emd": client_emds(self.table).tolist(),
-                "kl": client_kls(self.table).tolist(),
-                "jsd": client_jsds(self.table).tolist(),
-                "table": self.table.tolist(),
-            },
         }
 
 

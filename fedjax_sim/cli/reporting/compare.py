@@ -41,14 +41,7 @@ class Over(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The trials of one problem.
-
-    Attributes:
-        problem: theirs.
-        labels: of each, in order.
-        trials: the trials to compare.
-        baseline: the one that the others are compared with; None if the group lacks it.
-    """
+    """The trials of one problem, with their labels; the baseline is None if the group lacks it."""
 
     problem: Problem
     labels: tuple[str, ...]
@@ -61,14 +54,7 @@ class Group(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A method under all values of two settings.
-
-    Attributes:
-        method: its name.
-        names: of the two settings.
-        values: of each.
-        trials: by both values.
-    """
+    """A method under all values of two settings; the trials are by both values."""
 
     method: str
     names: tuple[str, str]

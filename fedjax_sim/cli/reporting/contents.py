@@ -47,25 +47,14 @@ from fedjax_sim.cli.summary import remarks
 
 
 class Embedded(NamedTuple):
-    """A picture that a run has left.
-
-    Attributes:
-        path: of the file.
-        caption: description of the picture.
-    """
+    """A picture that a run has left, and its description."""
 
     path: Path
     caption: str
 
 
 class Section(NamedTuple):
-    """A part of a report.
-
-    Attributes:
-        title: of it.
-        level: 2 for a chapter, 3 for a section of one.
-        items: paragraphs, tables and pictures.
-    """
+    """A chapter of a report, level 2, or a section of one, level 3."""
 
     title: str
     level: int

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -120,13 +118,12 @@ def escaped(text: str) -> str:
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
     """Writes rows as CSV, with the columns of all of them; an unknown number is empty."""
-    columns, out = dict.fromkeys(key for row in rows for key in row), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(csv_cell, columns))
-    for row in rows:
-        cells = (row.get(key) for key in columns)
-        writer.writerow("" if cell is None or cell != cell else csv_cell(cell) for cell in cells)
-    return out.getvalue()
+    import pandas
+
+    cells = [{csv_cell(name): csv_cell(value) for name, value in row.items()} for row in rows]
+    frame = pandas.DataFrame(cells, dtype=object)  # integers stay integers beside unknown ones
+    text: str = frame.to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def csv_cell(value: Any) -> Any:

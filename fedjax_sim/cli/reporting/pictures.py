@@ -31,12 +31,7 @@ POINTS = 500
 
 
 class Drawn(NamedTuple):
-    """A picture of a report, there as .svg and .pdf.
-
-    Attributes:
-        name: of its files, without their ends.
-        caption: description of the picture.
-    """
+    """A picture of a report: the stem of its .svg and .pdf files, and its description."""
 
     name: str
     caption: str

@@ -9,18 +9,7 @@ from typing import Any, NamedTuple
 class Problem(NamedTuple):
     """A learning problem; scores of different problems are never compared.
 
-    Attributes:
-        dataset: as the command names it.
-        partition: the sampler.
-        clients: N.
-        split: the scored samples.
-        folds: of clients, or None.
-        test_clients: their names, or None.
-        adapt: the share of their samples that clients which do not train adapt on, or None.
-        test_fraction: that each client keeps, or None.
-        validation: the share of the training samples that validate, or None.
-        standardise: of a table's columns, or None.
-        score: its key.
+    The attributes are settings as ``config.json`` has them, and the key of the score.
     """
 
     dataset: str

@@ -148,30 +148,18 @@ def ranks(scores: Floats, *, lowest: bool = False) -> Floats:
     return found
 
 
-class Friedman(NamedTuple):
-    """Friedman's test: whether k methods are alike, over N problems.
-
-    Attributes:
-        statistic: χ², with k - 1 degrees of freedom.
-        p: by the χ² distribution.
-    """
-
-    statistic: float
-    p: float
-
-
-def friedman(ranked: Floats) -> Friedman | None:
+def friedman(ranked: Floats) -> Any:
     """Tests whether k methods have different :func:`ranks` ``f64[N, k]`` in N problems.
 
     Returns:
-        The result of ``scipy.stats.friedmanchisquare``; None with fewer than 3 methods or 2
-        problems, or if all methods tie in all problems.
+        The result of ``scipy.stats.friedmanchisquare``, χ² and its p-value; None with fewer than 3
+        methods or 2 problems, or if all methods tie in all problems.
     """
     from scipy import stats
 
     if ranked.shape[0] < 2 or ranked.shape[1] < 3 or not np.ptp(ranked, axis=1).any():
         return None
-    return Friedman(*map(float, stats.friedmanchisquare(*ranked.T)))
+    return stats.friedmanchisquare(*ranked.T)
 
 
 def critical_difference(methods: int, problems: int) -> float:

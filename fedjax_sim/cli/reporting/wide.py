@@ -159,8 +159,8 @@ class Wide:
         if (test := friedman(self.ranks)) is not None:
             lines.append(
                 f"Friedman's test of the ranks of {methods} methods in {problems} columns: χ² = "
-                f"{test.statistic:.3g}, p = {chance(test.p)}; Nemenyi's critical difference of "
-                f"average ranks at {LEVEL:g}: {self.distance:.2f}."
+                f"{test.statistic:.3g}, p = {chance(test.pvalue)}; Nemenyi's critical difference "
+                f"of average ranks at {LEVEL:g}: {self.distance:.2f}."
             )
         return " ".join(lines)
 
