@@ -24,7 +24,7 @@ from fedjax_sim import tree
 from fedjax_sim.base import Batch
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.engine.doubles import enable_x64
-from fedjax_sim.models import adapters, convolutions, layers, mobilenet, resnet
+from fedjax_sim.models import adapters, convolutions, layers, mobilenet, nets
 from fedjax_sim.models._lstm import recurrence
 from fedjax_sim.run import check_model
 
@@ -73,7 +73,7 @@ IMAGE, CLASSES, TOKENS = (8, 8, 3), 5, (7,)
 
 def resnet8(shape: Any, classes: int) -> fs.Model:
     """The network of one block a stage: resnet20's code, a third of its compile time."""
-    return fs.models.from_linen(resnet.FixupResNet(classes, blocks=1), shape)
+    return fs.models.from_linen(nets.FixupResNet(classes, blocks=1), shape)
 
 
 SMALL: dict[str, tuple[Callable[[], fs.Model], tuple[int, ...]]] = {
@@ -320,7 +320,7 @@ def test_lstm_refuses_what_is_no_window_of_tokens() -> None:
 def test_fixup_starts_as_its_shortcuts() -> None:
     x = np.abs(inputs("resnet8", (8, 8, 16), 3))
     for features, stride in ((16, 1), (32, 2)):
-        block = resnet.FixupBlock(features, stride, branches=9)
+        block = nets.FixupBlock(features, stride, branches=9)
         out, variables = jit(block.init_with_output)(jax.random.key(0), x)
         out = np.asarray(out)
         np.testing.assert_array_equal(out[..., :16], x[:, ::stride, ::stride])

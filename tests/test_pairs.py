@@ -16,7 +16,7 @@ import fedjax_sim as fs
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.defaults import DEFAULTS, TABLE
 from fedjax_sim.data import DATASETS, Dataset, load_dataset, pooled
-from fedjax_sim.models import convolutions, layers, resnet
+from fedjax_sim.models import convolutions, layers, nets
 
 PAIRS = [
     ("digits", "mlp"),
@@ -58,7 +58,7 @@ def data(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def direct_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """They compile in half the time of Winograd's, which tests/test_models.py finds equal."""
     direct = functools.partial(convolutions.conv, lowering="direct")
-    for module in (layers, resnet):
+    for module in (layers, nets):
         monkeypatch.setattr(module, "conv", direct)
 
 

@@ -22,7 +22,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.engine import rounding
 from fedjax_sim.engine.doubles import enable_x64
 from fedjax_sim.engine.memory import operations
-from fedjax_sim.models import convolutions, layers, resnet
+from fedjax_sim.models import convolutions, layers, nets
 
 IMAGE, CLASSES, SAMPLES = (16, 16, 3), 3, 7
 
@@ -40,7 +40,7 @@ class Small(nn.Module):
 NETS: dict[str, tuple[Callable[[], fs.Model], tuple[int, ...]]] = {
     "small": (lambda: fs.models.from_linen(Small(), IMAGE), IMAGE),
     "resnet8": (
-        lambda: fs.models.from_linen(resnet.FixupResNet(CLASSES, blocks=1), IMAGE),
+        lambda: fs.models.from_linen(nets.FixupResNet(CLASSES, blocks=1), IMAGE),
         IMAGE,
     ),
     "lstm": (lambda: fs.models.lstm((5,), CLASSES, units=4), (5,)),

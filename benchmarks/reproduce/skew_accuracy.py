@@ -49,7 +49,9 @@ def cells_of(folder: Path, labels: Mapping[str, Any]) -> list[Record]:
         y = labels[config["dataset"]]
         dealt = [sample(y, config["clients"], seed) for seed in seeds]
         tables = [fs.partition.label_table(y, one, y.max() + 1) for one in dealt]
-        lines = map(json.loads, (path.parent / "metrics.jsonl").read_text().splitlines())
+        lines = map(
+            json.loads, (path.parent / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        )
         first = {line["seed"]: line for line in lines if line["round"] == 1}
         found.append({
             "partition": text,
