@@ -88,7 +88,7 @@ class TreeBuffer:
         axis: the axis along which leaves are appended; all other axes are equal.
 
     >>> buffer = TreeBuffer(axis=1)
-    >>> for n in (1, 2):
+    >>> for n in (0, 1, 2):
     ...     buffer.add({"a": np.full((2, n), n)})
     >>> buffer.tree()["a"].tolist()
     [[1, 2, 2], [1, 2, 2]]
@@ -109,8 +109,13 @@ class TreeBuffer:
         begin, end = self._length, self._length + new[0].shape[self._axis]
         if not self._buffers:
             self._buffers = [np.empty_like(a) for a in new]
-        while end > self._buffers[0].shape[self._axis]:  # each entry is copied once or twice
-            self._buffers = [np.concatenate([a, a], axis=self._axis) for a in self._buffers]
+        room = self._buffers[0].shape[self._axis]
+        if end > room:  # doubled: each entry is copied once or twice
+            more = 2 * end - room
+            self._buffers = [
+                np.pad(a, [(0, more * (i == self._axis)) for i in range(a.ndim)])
+                for a in self._buffers
+            ]
         for buffer, a in zip(self._buffers, new, strict=True):
             buffer[self._slice(begin, end)] = a
         self._length = end
