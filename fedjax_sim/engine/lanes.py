@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr
 
 from fedjax_sim.base import Array, PyTree
 from fedjax_sim.engine import tree
@@ -147,8 +148,22 @@ def _without_common(fn: InSteps, constants: PyTree, common: PyTree, *task: PyTre
 
 def _origins(fn: Callable[..., PyTree], *args: PyTree) -> list[int]:
     """Returns for each array of the result its number in the arguments; -1 if it is not in them."""
-    traced = jax.make_jaxpr(fn)(*args).jaxpr
+    return _passed_on(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def _passed_on(traced: Jaxpr) -> list[int]:
+    """Returns for each output of a program the input that it is; -1 if it is none.
+
+    A jitted function within may hand its inputs on too, which JAX 0.12 shows as new arrays.
+    """
     number = {id(v): i for i, v in enumerate(traced.invars)}
+    for equation in traced.eqns:
+        if equation.primitive.name in ("jit", "pjit"):
+            for out, i in zip(
+                equation.outvars, _passed_on(equation.params["jaxpr"].jaxpr), strict=True
+            ):
+                if i >= 0 and id(equation.invars[i]) in number:
+                    number[id(out)] = number[id(equation.invars[i])]
     return [number.get(id(v), -1) for v in traced.outvars]
 
 
