@@ -219,7 +219,7 @@ def _split(
     own: Leaves | None = None,
     covers: Coverage | None = None,
 ) -> Algorithm:
-    """Returns FedAvg of a model of which clients keep, or lack, a part."""
+    """Returns FedAvg in which clients keep a part of the model, or lack one."""
     return compose(
         local,
         clients_per_round,

@@ -159,9 +159,8 @@ def _passed_on(traced: Jaxpr) -> list[int]:
     number = {id(v): i for i, v in enumerate(traced.invars)}
     for equation in traced.eqns:
         if equation.primitive.name in ("jit", "pjit"):
-            for out, i in zip(
-                equation.outvars, _passed_on(equation.params["jaxpr"].jaxpr), strict=True
-            ):
+            sources = _passed_on(equation.params["jaxpr"].jaxpr)
+            for out, i in zip(equation.outvars, sources, strict=True):
                 if i >= 0 and id(equation.invars[i]) in number:
                     number[id(out)] = number[id(equation.invars[i])]
     return [number.get(id(v), -1) for v in traced.outvars]
