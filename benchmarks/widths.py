@@ -95,7 +95,7 @@ def of_digits(args: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
         ),
     }
     found, narrowest = {}, {}
-    has = fs.exchange.widths(whole, SHARES[-1:])
+    has, least = fs.exchange.widths(whole, SHARES), len(SHARES) - 1
     for name, (algorithm, model, clients) in arms.items():
         found[name] = fs.simulate(
             algorithm,
@@ -109,7 +109,7 @@ def of_digits(args: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
             execution=fs.make_execution(1),
         )
         if model is whole:
-            masks = has(jax.tree.map(lambda w: w[0], found[name].variables), *jnp.int32([0, 0]))
+            masks = has(jax.tree.map(lambda w: w[0], found[name].variables), *jnp.int32([least, 0]))
             cut = fs.tree.masked(masks, found[name].variables)
             logits, _ = jax.vmap(lambda w, m=model: m.apply(w, digits.test_x, train=False))(cut)
             right = np.argmax(logits, axis=-1) == digits.test_y

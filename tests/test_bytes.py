@@ -71,6 +71,7 @@ QUANTISERS: dict[str, compression.Compressor] = {
     "levels": compression.stochastic_quantisation(7),
     "ternary": compression.ternary(0.3),
     "two": compression.uniform_quantisation(1),
+    "clustered": compression.clustered(compression.top_k(0.3), 5),
     "no quantiser": compression.top_k(0.5),
 }
 
@@ -84,6 +85,22 @@ def test_an_entropy_code_counts_values(case: str) -> None:
         given, size = jax.jit(coded.measure)(KEY, scale * x)
         np.testing.assert_array_equal(given, jax.jit(code.compress)(KEY, scale * x))
         assert int(size) == entropy_bytes(np.asarray(given), code.bytes(999))
+
+
+@pytest.mark.parametrize("levels", [1, 3, 8])
+def test_clusters_are_those_of_lloyd(levels: int) -> None:
+    x = np.random.default_rng(4).standard_t(3, size=500).astype(np.float32)
+    kept = np.where(np.abs(x) >= np.sort(np.abs(x))[-150], x, 0).astype(np.float64)
+    values = np.linspace(kept.min(), kept.max(), levels)
+    for _ in range(10):
+        place = np.abs(kept[:, None] - values).argmin(1)
+        values = np.array([kept[place == v].mean() for v in range(levels)])
+    wanted = values[np.abs(kept[:, None] - values).argmin(1)]
+    code = compression.clustered(compression.top_k(0.3), levels)
+    found = jax.jit(code.compress)(KEY, x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+    assert code.bytes(500) == {1: 4, 3: 125 + 12, 8: 188 + 32}[levels]
+    assert not jax.jit(code.compress)(KEY, jnp.zeros(9)).any()
 
 
 def test_codes_within_codes_count_the_inner_messages() -> None:
@@ -119,6 +136,10 @@ def test_methods_take_the_codes() -> None:
         return fs.ALGORITHMS[name](local_sgd(), clients_per_round=COHORT, **settings).parts.sending
 
     assert sending("fedavg_top_k", threshold=0.5) == composed(0.5).parts.sending
+    fedzip = compression.entropy_coded(compression.clustered(compression.top_k(0.3), 3))
+    wanted = compression.compressed(fedzip, feedback=False)
+    found = sending("fedavg_top_k", sparsity=0.3, clusters=3, feedback=False)
+    assert found == (wanted,)
     code = compression.entropy_coded(compression.stochastic_quantisation(7))
     wanted = compression.compressed(code, feedback=False)
     assert sending("fedavg_qsgd", levels=7, entropy_coded=True) == (wanted,)

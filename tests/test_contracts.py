@@ -157,7 +157,10 @@ PARTS: dict[str, dict[str, Make]] = {
     "LocalUpdate": {
         "local_sgd": update,
         "local_sgd, own settings": lambda: update().change(
-            epochs=range(1, N + 1), rate_by_client=[0.5] * N, stragglers=0.5
+            epochs=range(1, N + 1),
+            rate_by_client=[0.5] * N,
+            stragglers=0.5,
+            batch_by_client=range(1, N + 1),
         ),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
@@ -241,6 +244,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "top_k": lambda: fs.compression.top_k(0.2),
         "hard_threshold": lambda: fs.compression.hard_threshold(1.5),
         "entropy_coded": lambda: fs.compression.entropy_coded(fs.compression.ternary(0.2)),
+        "clustered": lambda: fs.compression.clustered(fs.compression.top_k(0.2), 3),
         "stochastic_quantisation": lambda: fs.compression.stochastic_quantisation(7),
         "random_mask": lambda: fs.compression.random_mask(0.2),
         "uniform_quantisation": lambda: fs.compression.uniform_quantisation(2),

@@ -43,7 +43,7 @@ def test_a_part_of_a_convolutional_network_is_the_narrow_network() -> None:
     """Layers come in the order of their calls, not of their names."""
     whole, narrow = (fs.models.from_linen(Net(c, h), (4, 4, 2)) for c, h in ((6, 8), (3, 4)))
     weights = jax.jit(whole.init)(KEY)
-    half = fs.exchange.widths(whole, (0.5,))(weights, jnp.int32(0), jnp.int32(0))
+    half = fs.exchange.widths(whole, (1.0, 0.5))(weights, jnp.int32(1), jnp.int32(0))
     part = jax.tree.map(lambda w, has: jnp.where(has, w, 0), weights, half)
 
     def cut(path: Any, w: jax.Array, has: jax.Array, small: jax.ShapeDtypeStruct) -> jax.Array:
@@ -59,11 +59,11 @@ def test_a_part_of_a_convolutional_network_is_the_narrow_network() -> None:
 
 def test_on_a_clock_a_part_takes_its_share_of_seconds(federation: Federation) -> None:
     net = fs.models.mlp((6,), 3, widths=(4,))
-    seconds = {}
-    for share in (1.0, 0.5):
+    seconds, widths = {}, fs.exchange.widths(net, (1.0, 0.5))
+    for k, share in enumerate((1.0, 0.5)):
         algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
         algorithm = algorithm.replace(
-            exchange=narrow(net, share),
+            exchange=fs.exchange.split(covers=lambda w, c, t, k=k: widths(w, jnp.int32(k), t)),
             clock=fs.clock.simulated(2.0, fs.clock.bandwidth(10.0, 40.0)),
         )
         out = play(algorithm, net, federation.data, 1)
@@ -87,7 +87,9 @@ def test_a_dry_run_prints_the_mean_part(capsys: pytest.CaptureFixture[str]) -> N
 def test_entries_that_nobody_has_stay_as_they_are(federation: Federation) -> None:
     net = fs.models.mlp((6,), 3, widths=(4,))
     algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
-    algorithm = algorithm.replace(exchange=narrow(net, 0.5))
+    half = fs.exchange.widths(net, (1.0, 0.5))
+    covers = fs.exchange.split(covers=lambda w, client, t: half(w, jnp.int32(1), t))
+    algorithm = algorithm.replace(exchange=covers)
     out = play(algorithm, net, federation.data, 2)
     start = net.init(jax.random.fold_in(KEY, 0))
     before, after = (v.params["Dense_0"]["Dense_0"]["kernel"] for v in (start, out.servers[-1]))
@@ -199,6 +201,9 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
     net = fs.models.mlp((6,), 3, widths=(4,))
     with pytest.raises(ValueError, match=r"shares must be numbers above 0 and at most 1, got \(1"):
         fs.exchange.widths(net, (1.0, 0.0))
+    with pytest.raises(ValueError, match=r"shares must have a 1, or no client .* \(0.5, 0.25\)"):
+        fs.exchange.widths(net, (0.5, 0.25))
+    fs.exchange.widths(net, (0.5, 0.25), rolling=True)
     base = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE)
     widths = narrow(net, 1.0, 0.5)
     for parts, other in (
@@ -211,7 +216,7 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
         with pytest.raises(ValueError, match=rf"exchange split\(covers=widths\(.*{other}"):
             base.replace(exchange=widths, **parts)
     heads = fs.models.from_linen(Heads(), (6,))
-    one = base.replace(exchange=narrow(heads, 0.5))
+    one = base.replace(exchange=narrow(heads, 1.0, 0.5))
     one = one.replace(local=fs.local_sgd(fs.empirical_risk(heads), optax.sgd(0.1)))
     with pytest.raises(ValueError, match=r"in sequence, got DenseGeneral_0/kernel \[6, 2, 3\]"):
         play(one, heads, federation.data, 1)
@@ -220,7 +225,7 @@ def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> Non
         play(base.replace(exchange=widths), adapted, federation.data, 1)
     large = fs.models.mlp((6,), 3, widths=(30_000, 30_000))
     weights = jax.eval_shape(large.init, KEY)
-    wide = base.replace(exchange=narrow(large, 0.5), local=local_of(large))
+    wide = base.replace(exchange=narrow(large, 1.0, 0.5), local=local_of(large))
     state = jax.eval_shape(wide.init, KEY, weights, federation.data)
     with pytest.raises(ValueError, match=r"needs a model of less than 2 GiB, got 3,60"):
         jax.eval_shape(wide.step, KEY, state, federation.data)
@@ -238,7 +243,7 @@ class Heads(nn.Module):
 def test_a_residual_network_has_narrower_versions() -> None:
     model = fs.models.resnet20((8, 8, 3), 4)
     weights = jax.eval_shape(model.init, KEY)
-    half = fs.exchange.widths(model, (0.5,))(weights, jnp.int32(0), jnp.int32(0))
+    half = fs.exchange.widths(model, (1.0, 0.5))(weights, jnp.int32(1), jnp.int32(0))
     sizes = [
         np.broadcast_to(has, w.shape).sum() / w.size
         for w, has in zip(jax.tree.leaves(weights), jax.tree.leaves(half), strict=True)

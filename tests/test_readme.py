@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -64,7 +65,7 @@ def test_the_examples_train_and_show_their_parts(
     monkeypatch.setattr(fs, "use_cores", lambda: None)  # JAX has started
     monkeypatch.setattr(fs, "make_execution", functools.partial(fs.make_execution, 1))
     example, exchange = python_blocks("README.md")
-    codes, private, steps, adapters, narrower, drawn, shallow, hypergradients = python_blocks(
+    codes, private, steps, adapters, narrower, drawn, shallow, exits, gradients = python_blocks(
         METHODS
     )
     loading, watching, comparing, calling, sweeps = python_blocks(RUNS)
@@ -115,7 +116,7 @@ def test_the_examples_train_and_show_their_parts(
     exec(drawn + shallow, scope)
     assert scope["fjord"].parts.exchange == scope["heterofl"].parts.exchange
     assert len(scope["shallow"].covers.blocks) == 4
-    exec(hypergradients.replace("range(3)", "range(2)"), scope)  # each is traced
+    exec(gradients.replace("range(3)", "range(2)"), scope)  # each is traced
     measure = jax.jit(scope["loss_after"])
     np.testing.assert_allclose(scope["loss"], measure(AT), rtol=1e-5)
     for name, slope in scope["slopes"].items():
@@ -123,6 +124,30 @@ def test_the_examples_train_and_show_their_parts(
         wanted = (ends[0] - ends[1]) / (0.02 * AT[name])
         # Kinks of the network lie between the ends; tests/test_differentiable.py is exact.
         np.testing.assert_allclose(slope, wanted, rtol=0.1)
+    exec(exits, scope)
+    assert scope["exits"].accuracy[-1, 0] > 0.5
+    check_distilled(**{name: scope[name] for name in ("deep", "distilled")})
+
+
+def check_distilled(deep: fs.Model, distilled: Any) -> None:
+    """DepthFL's loss by pairs of exits, for a client with one exit, with two and with three."""
+    rng = np.random.default_rng(0)
+    weights = deep.init(jax.random.key(0))
+    batch = fs.base.Batch(rng.random((5, 8, 8, 1)) * 16, jnp.arange(5), jnp.arange(5) < 4)
+    logits, _ = deep.apply(weights, batch.x, train=True)
+    p = np.asarray(jax.nn.softmax(logits), np.float64)[:4]
+    for exits in (1, 2, 3):
+        client = types.SimpleNamespace(id=jnp.int32(3 + exits - 1))
+        context: Any = types.SimpleNamespace(client=client)
+        wanted = 0.0
+        for n in range(4):
+            for i in range(exits):
+                wanted -= np.log(p[n, i, n]) / 4
+                for j in set(range(exits)) - {i}:
+                    gap = np.sum(p[n, j] * np.log(p[n, j] / p[n, i]))
+                    wanted += gap / (exits - 1) / 4
+        found = distilled(weights.params, weights.state, batch, context)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.slow

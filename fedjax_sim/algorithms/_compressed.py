@@ -108,6 +108,7 @@ def fedavg_top_k(
     sparsity: float = 1 / 100,
     feedback: bool = True,
     threshold: float | None = None,
+    clusters: int | None = None,
 ) -> Algorithm:
     r"""FedAvg with top-k uploads: the largest entries of each update, with error feedback.
 
@@ -118,16 +119,22 @@ def fedavg_top_k(
         feedback: add what was not sent to the client's next update instead of losing it.
         threshold: λ: send all entries of at least this magnitude, however many, instead of a fixed
           fraction: see :class:`fedjax_sim.compression.hard_threshold`.
+        clusters: L: reduce the entries to so many values by k-means and entropy-code them; with 3,
+          ``sparsity=0.3`` and ``feedback=False`` it is FedZip: see
+          :class:`fedjax_sim.compression.clustered`.
 
     Returns:
         The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding, and with ``threshold=0``.
         Traffic per round: m models down; m messages up, with 32 bits and a position for each entry
-        sent.
+        sent, or the entropy of the clusters.
 
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
     <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates; Sahu, Dutta,
     Abdelmoniem, Banerjee, Canini, Kalnis, "Rethinking gradient sparsification as total error
-    minimization", NeurIPS 2021 <https://arxiv.org/abs/2108.00951>, for the threshold.
+    minimization", NeurIPS 2021 <https://arxiv.org/abs/2108.00951>, for the threshold; Malekijoo,
+    Fadaeieslam, Malekijou, Homayounfar, Alizadeh-Shabdiz, Rawassizadeh, "FedZip: a compression
+    framework for communication-efficient federated learning", 2021
+    <https://arxiv.org/abs/2102.01593>, for the clusters.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -140,6 +147,8 @@ def fedavg_top_k(
     code: compression.Compressor = compression.top_k(sparsity)
     if threshold is not None:
         code = compression.hard_threshold(threshold)
+    if clusters is not None:
+        code = compression.entropy_coded(compression.clustered(code, clusters))
     return compose(
         local,
         clients_per_round,

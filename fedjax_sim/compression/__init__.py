@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.compression._codes import (
     Compressor,
+    clustered,
     entropy_coded,
     hard_threshold,
     position_bits,
@@ -16,6 +17,7 @@ from fedjax_sim.compression._sketches import low_rank, random_mask, rotated, uni
 
 __all__ = [
     "Compressor",
+    "clustered",
     "entropy_coded",
     "hard_threshold",
     "random_mask",

@@ -77,8 +77,9 @@ class widths(Part):
         rolling: whether the units change from round to round.
 
     Raises:
-        ValueError: if shares has no number in (0, 1], or the model has no head; in the first round,
-            if a layer's inputs are not the outputs of an earlier one, or the model has adapters.
+        ValueError: if a share is not in (0, 1], none is 1 although the units do not change, or the
+            model has no head; in the first round, if a layer's inputs are not the outputs of an
+            earlier one, or the model has adapters.
 
     Source: Diao et al. 2021 <https://arxiv.org/abs/2010.01264>, section 3 (HeteroFL); Alam et al.
     2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1 (FedRolex).
@@ -129,8 +130,8 @@ class ranks(Part):
         shares: s: client k has a share ``shares[k % len(shares)]`` of the rank r, at least 1.
 
     Raises:
-        ValueError: if shares has no number in (0, 1]; in the first round, if the model is not one
-            of :func:`fedjax_sim.models.lora`.
+        ValueError: if a share is not in (0, 1] or none is 1; in the first round, if the model is
+            not one of :func:`fedjax_sim.models.lora`.
 
     Source: Cho et al. 2024 <https://arxiv.org/abs/2401.06432>, section 3.
 
@@ -176,16 +177,17 @@ class depths(Part):
     for a weight i of block b(i) of B, from 0; weights outside of the blocks are every client's.
     Blocks that a client lacks are 0, so they should be residual: the layers of a transformer and
     the blocks of a ResNet then pass on their inputs. The server averages each block over the
-    clients that have it. DepthFL's exits after each block and its distillation between them are
-    not part of it; :class:`fedjax_sim.terms.ordered_dropout` trains every depth to predict.
+    clients that have it. DepthFL's exits after each block and its distillation between them are a
+    network and an objective of your own, as in the guide to methods;
+    :class:`fedjax_sim.terms.ordered_dropout` trains every depth to predict without exits.
 
     Args:
         blocks: the leaves of each block, see :mod:`fedjax_sim.leaves`, the first block first.
         shares: r: client k has a share ``shares[k % len(shares)]`` of the blocks, at least one.
 
     Raises:
-        ValueError: if there is no block, or shares has no number in (0, 1]; in the first round, if
-            a leaf is in two blocks.
+        ValueError: if there is no block, a share is not in (0, 1] or none is 1; in the first round,
+            if a leaf is in two blocks.
 
     Source: Kim et al. 2023 <https://openreview.net/forum?id=pf8RIZTMU58>, section 3 (DepthFL).
 
@@ -225,6 +227,8 @@ def _check_shares(part: widths | ranks | depths) -> None:
     object.__setattr__(part, "shares", tuple(part.shares))
     if not part.shares or not all(0 < share <= 1 for share in part.shares):
         raise ValueError(f"shares must be numbers above 0 and at most 1, got {part.shares}")
+    if max(part.shares) < 1 and not getattr(part, "rolling", False):
+        raise ValueError(f"shares must have a 1, or no client trains the rest, got {part.shares}")
 
 
 def _counts(shares: tuple[float, ...], units: int, client: Array) -> Array:

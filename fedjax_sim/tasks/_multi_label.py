@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import Array, Count, Metric, Sums, Task
 from fedjax_sim.base.words import array_type
-from fedjax_sim.tasks.losses import sigmoid_cross_entropy
 from fedjax_sim.tasks.sums import SHARE, Floats, plain_sums, ratio
+
+
+def sigmoid_cross_entropy(outputs: Array, y: Array) -> Array:
+    r"""Returns the mean over the labels of :math:`-\log \sigma(\pm f_l)`, ``f32[B]``."""
+    return jnp.mean(jax.nn.softplus(outputs) - outputs * y.astype(outputs.dtype), axis=-1)
 
 
 class _Answers(NamedTuple):

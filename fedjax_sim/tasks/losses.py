@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_sim.base import Array
 from fedjax_sim.base.words import array_type
 
-__all__ = ["cross_entropy", "masked_mean", "sigmoid_cross_entropy", "squared_error"]
+__all__ = ["cross_entropy", "masked_mean", "squared_error"]
 
 
 def cross_entropy(logits: Array, labels: Array) -> Array:
@@ -51,24 +51,6 @@ def squared_error(outputs: Array, y: Array) -> Array:
     [5.0]
     """
     return jnp.mean(jnp.square(outputs - y.reshape(outputs.shape)), axis=-1)
-
-
-def sigmoid_cross_entropy(logits: Array, y: Array) -> Array:
-    r"""Computes the binary cross-entropy per sample, averaged over its L labels.
-
-    .. math:: \ell = -\frac1L \sum_l \bigl[y_l \log \sigma(f_l) + (1 - y_l) \log \sigma(-f_l)\bigr]
-
-    Args:
-        logits: ``f32[B, L]``.
-        y: ``[B, L]``, 0 or 1.
-
-    Returns:
-        ``f32[B]``, nats.
-
-    >>> float(sigmoid_cross_entropy(jnp.zeros((1, 3)), jnp.zeros((1, 3), bool))[0])  # log 2
-    0.6931471824645996
-    """
-    return jnp.mean(jax.nn.softplus(logits) - logits * y.astype(logits.dtype), axis=-1)
 
 
 def labelled(y: Array, mask: Array) -> Array:
