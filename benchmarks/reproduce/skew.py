@@ -3,7 +3,7 @@
     python -m benchmarks.reproduce.skew --data-dir DATA
 
 Table I of RADFed (Xue, Klabjan, Luo) for the data sets that are there; Figures 3.1 to 3.3 and
-Tables 4.3 and 5.1 of Cornelis' thesis, which need no data. Prints tables in markdown; writes
+Tables 4.3 and 5.1 to 5.3 of Cornelis' thesis, which need no data. Prints tables in markdown; writes
 skew.json and four pictures. The figures' curves have no printed numbers: what the thesis says of
 them in words stands beside ours in `benchmarks/results/skew.md`.
 """
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "Figures 3.2 and 3.3": skew_thesis.clients_of_dirichlet(draws),
         "Table 4.3": settings,
         "Table 5.1": shares,
+        "Tables 5.2 and 5.3": skew_thesis.tables_5_2_and_5_3(),
     }
     print(f"## RADFed, Table I\n\n{skew_radfed.markdown(rows)}")
     for title, records in found.items():

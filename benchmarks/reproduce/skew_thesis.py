@@ -1,4 +1,4 @@
-"""Figures 3.1 to 3.3 and Tables 4.3 and 5.1 of Cornelis' thesis."""
+"""Figures 3.1 to 3.3 and Tables 4.3, 5.1, 5.2 and 5.3 of Cornelis' thesis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +22,13 @@ TARGET, FL_CLIENTS = 1.4, 20  # section 4.4
 FRACTIONS = {1: 0.78, 2: 0.86, 3: 1.00}  # Table 4.3: f by t
 AUGMENTED = (0.0, 0.4, 0.8)
 RATIOS = {1: (0.13, 0.39, 0.64), 2: (0.24, 0.46, 0.68), 3: (0.30, 0.50, 0.70)}  # Table 5.1
+# EMD -> augmented EMD -> what Tables 5.2 and 5.3 print
+AVERAGES = {
+    0.4: {0.0: (0.78, "0.6 ± 0.1")},
+    0.8: {0.0: (0.45, "0.5 ± 0.1"), 0.4: (0.66, "0.7 ± 0.1")},
+    1.2: {0.0: (0.29, "0.2 ± 0.1"), 0.4: (0.51, "0.5 ± 0.1"), 0.8: (0.72, "0.7 ± 0.1")},
+    1.4: {0.0: (0.22, "0.2 ± 0.1"), 0.4: (0.45, "0.4 ± 0.1"), 0.8: (0.67, "0.6 ± 0.0")},
+}
 MISPRINT = "expected with s = f - t(1 - f)/M"
 
 Draws = dict[tuple[int, int, float], list[Table]]
@@ -150,6 +157,12 @@ def unaltered(counts: ArrayLike, target: float) -> float:
     return float(n.sum() / np.maximum(n, level).sum())
 
 
+def expected_share(t: int, f: float, target: float) -> float:
+    """Share of real samples of every client of ll(t, f) that is augmented to an EMD."""
+    rest = (1 - f) / M
+    return unaltered([f / t + rest] * t + [rest] * (M - t), target)
+
+
 def table_5_1(seeds: int) -> list[Record]:
     """Shares of real samples: expected, and at partitions by the settings of Table 4.3.
 
@@ -169,9 +182,29 @@ def table_5_1(seeds: int) -> list[Record]:
                     "f": f,
                     "augmented EMD": target,
                     "thesis": published,
-                    "expected": unaltered([f / t + rest] * t + [rest] * k, target),
+                    "expected": expected_share(t, f, target),
                     "measured": float(np.mean(shares)),
                     MISPRINT: 1 / (1 + k * (level - rest)),
+                }
+            )
+    return rows
+
+
+def tables_5_2_and_5_3() -> list[Record]:
+    """Shares of real samples by the EMD before and after: mean and spread over all ll(t, f)."""
+    rows: list[Record] = []
+    for before, published in AVERAGES.items():
+        settings = ll_settings(before, M, FL_CLIENTS)
+        for target, (average, measured) in published.items():
+            shares = np.array([expected_share(t, f, target) for t, f in settings])
+            rows.append(
+                {
+                    "EMD": before,
+                    "augmented EMD": target,
+                    "thesis, Table 5.2": average,
+                    "thesis, Table 5.3": measured,
+                    "settings": len(settings),
+                    "expected": spread(shares, ".2f"),
                 }
             )
     return rows
