@@ -3,9 +3,9 @@
     python -m benchmarks.aot --work W2 W3 --targets v5e:1x1
 
 Compiles the rounds of `speed.py`'s workloads, the convolutions as they are, by im2col, and by
-Winograd's filtering where it can. Nothing runs. Milliseconds are those of the longest loop body, a
+Winograd's filtering where it can. Nothing runs. Milliseconds are of the longest loop body, a
 step of all clients that train at once, by the model of the chip that XLA:TPU schedules with: trust
-ratios above 1.5. Of a GPU XLA says no time; kernels and MB of such a step are counted by
+ratios above 1.5. XLA estimates no time for a GPU; kernels and MB of such a step are counted by
 `kernels.py`. Prints a table in markdown and writes a JSON file.
 Needs the extra `aot` for TPUs and `cuda12` for the GPU.
 """
@@ -81,7 +81,7 @@ WAYS: dict[str, Lowering | None] = {"as it is": None, "im2col": "im2col", "winog
 
 
 def longest(text: str) -> float | None:
-    """Milliseconds of the computation of a program that takes the longest; None if it says none."""
+    """Milliseconds of a program's longest computation; None if XLA estimates none."""
     cycles: Counter[str] = Counter()
     name = ""
     for line in text.splitlines():
@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> None:
     """Compiles all, prints the table and writes it."""
     args = parse(argv)
     settings: Any = jax.config  # untyped
-    settings.update("jax_platforms", "cpu")  # what is compiled for is not here
+    settings.update("jax_platforms", "cpu")  # the target of the compilation is absent
     started, rows = time.time(), []
     for work in args.work:
         for target in args.targets:

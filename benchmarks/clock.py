@@ -4,7 +4,7 @@
     python -m benchmarks.clock --datasets digits
     python -m benchmarks.clock --methods "RADFed, S = 4" "phase shift, n = 4" --out FOLDER
 
-100 clients under label skew (EMD 1.4), of which 20 train at once, on scikit-learn's digits and on
+100 clients under label skew (EMD 1.4), 20 of which train at once, on scikit-learn's digits and on
 2,000 images of MNIST (a fifth of its test set is scored), with devices by three laws; then
 synchronous methods on one uplink that all who upload share. Every method has as much simulated
 time. Prints tables in markdown; writes of each data set a JSON file and, as PDF and PNG, a picture.
@@ -51,7 +51,7 @@ LAWS: dict[str, Law] = {
 }
 OWN = fs.clock.bandwidth(0.1 * MB, 0.4 * MB)
 SHARED = fs.clock.bandwidth(0.1 * MB, 0.4 * MB, shared=True)
-MOST = 10**5  # rounds, of which time ends all
+MOST = 10**5  # rounds; time ends every run before
 
 
 class World(NamedTuple):
@@ -126,7 +126,7 @@ TOGETHER: dict[str, Make] = {
 
 
 class Found(NamedTuple):
-    """What became of a method.
+    """The outcome of a method.
 
     Attributes:
         rounds: at its evaluations, [E].
@@ -319,20 +319,20 @@ def main() -> None:
         for law_name, law in LAWS.items():
             late = deadline(law, problem, local, size)
             for link, makes in ((OWN, ALONE), (SHARED, TOGETHER)):
-                told = f"{law_name}, shared uplink" if link.shared else law_name
+                case = f"{law_name}, shared uplink" if link.shared else law_name
                 world = World(local, model, objective, law, link, late)
                 found = {}
                 for method in [m for m in makes if m in args.methods]:
                     began = time.perf_counter()
                     found[method] = run(makes[method], world, dataset, problem, args.seconds)
                     took = time.perf_counter() - began
-                    print(f"{name}, {told}, {method}: {took:.0f} s", file=sys.stderr, flush=True)
+                    print(f"{name}, {case}, {method}: {took:.0f} s", file=sys.stderr, flush=True)
                 table = [row(method, one, args.seconds) for method, one in found.items()]
                 print(
-                    f"\n## {name}, {told}, deadline {late:.1f} s\n\n{markdown(table)}", flush=True
+                    f"\n## {name}, {case}, deadline {late:.1f} s\n\n{markdown(table)}", flush=True
                 )
                 each = {method: seeds_of(one, args.seconds) for method, one in found.items()}
-                record[f"{name}, {told}"] = {"deadline": late, "table": table, "seeds": each}
+                record[f"{name}, {case}"] = {"deadline": late, "table": table, "seeds": each}
                 write_record(args.out / f"{name}.json", started, **settings, worlds=record)
                 if not link.shared:
                     curves[law_name] = found

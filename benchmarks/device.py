@@ -151,7 +151,7 @@ def seconds_of(run: Callable[[], Any], small: bool) -> float:
 
 
 def same(stage: Stage) -> None:
-    """Weights that are trained here beside those of a CPU, and what is equal to the bit."""
+    """Weights trained here compared with a CPU's, and what must be equal to the bit."""
     here, cpu = fs.make_execution(1), fs.make_execution(1, backend="cpu")
     apart, laned = (fs.make_execution(1, lanes=lanes) for lanes in (0, 2))
 
@@ -159,24 +159,24 @@ def same(stage: Stage) -> None:
         with jax.default_matmul_precision(precision or "default"):
             return methods.outcome(methods.trained(method, execution))
 
-    def beside(one: Any, other: Any) -> Row:
+    def compared(one: Any, other: Any) -> Row:
         a, b = weights(*one), weights(*other)
         return {"same_bits": methods.same_bits(a, b), "gap": methods.gap(a, b)}
 
     fedavg, shifted = fs.fedavg, functools.partial(fs.phase_shift, phases=1)
     pairs: dict[str, Any] = {
         "fedavg again": ((fedavg, here, None), (fedavg, here, None)),
-        "phase_shift(phases=1) beside fedavg": ((shifted, here, None), (fedavg, here, None)),
-        "lanes 0 beside 2": ((fedavg, apart, "highest"), (fedavg, laned, "highest")),
-        "fedavg beside a CPU": ((fedavg, here, None), (fedavg, cpu, None)),
+        "phase_shift(phases=1) and fedavg": ((shifted, here, None), (fedavg, here, None)),
+        "lanes 0 and 2": ((fedavg, apart, "highest"), (fedavg, laned, "highest")),
+        "fedavg and a CPU": ((fedavg, here, None), (fedavg, cpu, None)),
     }
     some = dict(list(methods.METHODS.items())[: 1 if stage.small else None])
     pairs |= {
-        f"{name} beside a CPU at highest precision": ((m, here, "highest"), (m, cpu, None))
+        f"{name} and a CPU at highest precision": ((m, here, "highest"), (m, cpu, None))
         for name, m in some.items()
     }
     for what, pair in pairs.items():
-        stage.attempt(12, functools.partial(beside, *pair), what=what)
+        stage.attempt(12, functools.partial(compared, *pair), what=what)
 
 
 def work_of(name: str, small: bool, **changes: Any) -> Workload:
@@ -222,7 +222,7 @@ def our_rate(
 
 
 def speed(stage: Stage) -> None:
-    """Ours beside PyTorch, plain JAX, and plain JAX with one model for all samples."""
+    """Ours compared with PyTorch, plain JAX, and plain JAX with one model for all samples."""
     every = ("W1",) if stage.small else ("W2", "W1", "W4", "W3", "W5", "W7", "W6")
     only = {"plain": ("W1", "W2", "W4"), "central": ("W1", "W2", "W3"), "bf16": ("W1", "W2")}
     only["bf16_weights"] = only["bf16"]
@@ -347,11 +347,11 @@ def run_stage(name: str, out: Path, small: bool) -> bool:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the stages; returns the exit status."""
-    told = (f"  {name:<6}{limit:>4} s  {run.__doc__}" for name, (limit, run) in STAGES.items())
+    listed = (f"  {name:<6}{limit:>4} s  {run.__doc__}" for name, (limit, run) in STAGES.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.device",
         description=__doc__,
-        epilog="\n".join(["stages:", *told]),
+        epilog="\n".join(["stages:", *listed]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="which to run; default: all")

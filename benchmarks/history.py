@@ -3,7 +3,7 @@
     python -m benchmarks.history --evaluations 100000
 
 FedAvg on `fs.toy(4)`, two clients a round, two seeds, an evaluation after each round; one
-checkpoint at the end, from which a second call of `simulate` goes on. Prints a row in markdown.
+checkpoint at the end, from which a second call of `simulate` continues. Prints a row in markdown.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Counts the kernels and the bytes of a local step in a program that XLA compiled for a GPU.
 
-XLA says neither for a GPU that is not there. Both are read off the text of the program: each
+XLA reports neither for an absent GPU. Both are read from the text of the program: each
 instruction of the step's loop body that is not free is one kernel, the body of an inner loop counts
 as often as it runs, and a kernel reads its operands and writes its result once. A slice or a gather
 reads what it returns.

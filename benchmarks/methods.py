@@ -1,6 +1,6 @@
 """A small federation and methods of every shape that train on it, to compare devices by.
 
-`benchmarks.device` prints how far the weights of a GPU are from those of a CPU;
+`benchmarks.device` prints how far a GPU's weights are from a CPU's;
 `pytest -m device` holds them to tolerances.
 """
 
@@ -71,7 +71,7 @@ def trained(
     model: fs.Model = MODEL,
     **settings: Any,
 ) -> fs.Result:
-    """Trains a method from two seeds; `settings` are those of `fs.simulate`."""
+    """Trains a method from two seeds; `settings` are arguments of `fs.simulate`."""
     data, test = federation()
     usual: dict[str, Any] = {"rounds": ROUNDS, "seeds": (0, 1), "eval_every": ROUNDS}
     algorithm = composed(method, execution, model)

@@ -5,11 +5,11 @@
     python -m benchmarks.robust --small --backdoor
 
 Every rule meets every attack by every share of malicious clients, on scikit-learn's digits and on
-MNIST (`--small`: digits alone). The rules are told the share. All cells of a data set and all seeds
+MNIST (`--small`: digits alone). The rules know the share. All cells of a data set and all seeds
 are one XLA program, which takes the rule, the attack and the clients that are malicious as data.
 Prints tables in markdown; writes robust.csv, robust.json and, as PDF and PNG, a heat map of each
-data set. `--backdoor` sets the success of a backdoor beside the accuracy, and writes backdoor.csv,
-backdoor.json and a heat map. The page is `benchmarks/results/robust.md`.
+data set. `--backdoor` compares the success of a backdoor with the accuracy, and writes
+backdoor.csv, backdoor.json and a heat map. The page is `benchmarks/results/robust.md`.
 """
 
 import argparse
@@ -68,7 +68,7 @@ ROOT = 100  # samples of the server, for FLTrust, as in its paper
 BATCH, LR, HIDDEN = 10, 0.05, 16
 EVALUATIONS = 10  # of the rule, by the attackers that optimise their strength, in each round
 CLIP = {"digits": 0.35, "mnist": 0.45}  # the median norm of honest changes, as measured
-LABEL_FLIP = "label flip"  # of the data, not of what is sent
+LABEL_FLIP = "label flip"  # an attack on the data, not on messages
 TARGET, POISONED, TRIGGER = 0, 0.5, 2  # the backdoor: class, share of samples, pixels
 
 
@@ -76,8 +76,8 @@ class Defence(NamedTuple):
     """A row of the tables.
 
     Attributes:
-        aggregator: of the share of malicious rows, ``f32[]``, which it is told.
-        before: what is applied before it, of that share too; None: nothing.
+        aggregator: function of the share of malicious rows, ``f32[]``, to an aggregator.
+        before: function of that share to the rule applied before it; None: nothing.
         secret: whether attackers that know the rule do not know what is applied before it.
     """
 
@@ -87,7 +87,7 @@ class Defence(NamedTuple):
 
 
 def spoilt(share: Array) -> Array:
-    """The share of buckets of two that are malicious, of which a rule withstands less than half."""
+    """The share of buckets of two that are malicious; a rule withstands less than half of them."""
     return jnp.minimum(2 * share, 0.49)
 
 
@@ -406,7 +406,7 @@ def draw(
 ) -> None:
     """A panel for each attack and one for the worst accuracy: rules by shares; as PDF and PNG.
 
-    Cividis looks the same to those who do not see red or green, and its lightness alone tells.
+    Cividis is legible with red-green colour blindness, and by its lightness alone.
     """
     panels = [*args.attacks] if args.backdoor else [*args.attacks, "worst"]
     rows = 1 if args.backdoor else 2

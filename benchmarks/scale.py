@@ -3,7 +3,7 @@
     python -m benchmarks.scale --clients 10000 1000000 --cohorts 100 --runs 1
     python -m benchmarks.scale --methods fedavg timed_fedavg fedbuff fedasync --clients 100000
 
-Logistic regression 16-10 on four samples a client, one epoch of B = 4: what is measured is what a
+Logistic regression 16-10 on four samples a client, one epoch of B = 4: this measures what a
 round does besides training; `--model cnn` is the CNN of W2 on as many samples, whose memory counts.
 `--model mlp --samples 36 --batch-size 16 --epochs 2` is a visit of the README's command. Methods
 that do not wait have more rounds, so that all have as many visits. Prints a table in markdown and
@@ -91,7 +91,7 @@ def measured(
     rounds: int,
     repeats: int,
 ) -> dict[str, Any]:
-    """A row: the best of some measurements of many rounds, and what XLA says of memory."""
+    """A row: the best of some measurements of many rounds, and XLA's account of memory."""
     shape = SHAPES[net]
     scale = np.full(shape[-1], 128, np.float32)
     model = fs.models.with_scaling(NETS[net](shape, CLASSES), scale, scale)
@@ -111,7 +111,7 @@ def measured(
         method, model, data, test,
         classes=CLASSES, seeds=range(runs), eval_every=rounds, execution=execution,
     ).runner()  # fmt: skip
-    told = {program.name: program for program in made.programs.compiled_ahead()}["advance"]
+    report = {program.name: program for program in made.programs.compiled_ahead()}["advance"]
     run = made.start(range(runs))
     run, *_ = jax.block_until_ready(made.advance(run, 1))
     best = float("inf")
@@ -127,8 +127,8 @@ def measured(
         "devices": devices,
         "ms a round": f"{1000 * best / rounds:.2f}",
         "µs a visit": f"{1e6 * best / rounds / runs / (arm.visits or cohort):.0f}",
-        "data and states MB": f"{told.arguments / MB:,.1f}",
-        "temporaries MB": f"{told.temporaries / MB:,.1f}",
+        "data and states MB": f"{report.arguments / MB:,.1f}",
+        "temporaries MB": f"{report.temporaries / MB:,.1f}",
     }
 
 

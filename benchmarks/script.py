@@ -13,7 +13,7 @@ commit()  # of the code that runs, whatever is edited meanwhile
 
 
 def write_record(path: Path, started: float, **content: Any) -> None:
-    """A JSON file of what was found and of what it came from; `started` is a `time.time()`."""
+    """Writes a JSON file of results and their provenance; `started` is a `time.time()`."""
     record = {
         **environment(started=started),
         "seconds": round(time.time() - started, 1),

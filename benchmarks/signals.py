@@ -5,8 +5,8 @@
 
 Three methods and a study run undisturbed once. Then each command gets SIGINT or SIGTERM at a random
 moment of its life (import, compile, train, save, draw), half of them a second one soon after, and
-goes on by what its last line says, until it ends. Exit status 1 if a signal was not heard within a
-second, a process lived five seconds after a second one, or a result is not the undisturbed one.
+resumes with the command in its last line, until it ends. Exit status 1 if a process ignored a
+signal for a second, lived five seconds after a second one, or ended with another result.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ until Python runs the package, before which a signal ends the process without a 
 
 
 class Life(NamedTuple):
-    """What became of a process that got signals.
+    """The outcome of a process that received signals.
 
     Attributes:
         status: its exit status.

@@ -220,7 +220,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def available(contestants: list[str]) -> list[str]:
-    """Contestants without those that cannot run here, and one line that says why."""
+    """Contestants that can run here, and one line with the reason for each of the others."""
     for name in sorted(PINS.keys() & set(contestants)):
         if not python_of(name).exists():
             print(f"{name} is not installed: python -m benchmarks.peers {name}")

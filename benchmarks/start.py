@@ -29,12 +29,12 @@ def measured(python: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": f"{folder}/cache"}
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        told = subprocess.run(
+        printed = subprocess.run(
             [python, *COMMAND.split(), "--out", f"{folder}/run"],
             cwd=folder, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if told.returncode:
-            sys.exit(f"{python}: {told.stderr}")
+        if printed.returncode:
+            sys.exit(f"{python}: {printed.stderr}")
         return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
 
 

@@ -1,4 +1,4 @@
-"""A grid as runs of one program beside as many runs of their own.
+"""A grid as runs of one program, compared with as many separate runs.
 
     python -m benchmarks.sweep
 

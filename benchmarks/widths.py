@@ -4,8 +4,8 @@
     python -m benchmarks.widths digits --units 16
     python -m benchmarks.widths shakespeare --data-dir DATA
 
-Digits: weak clients have a narrower network (HeteroFL, FedRolex), beside FedAvg with the whole
-network, with the narrowest one, and without the clients that cannot hold the whole one.
+Digits: weak clients have a narrower network (HeteroFL, FedRolex), compared with FedAvg with the
+whole network, with the narrowest one, and without the clients that cannot hold the whole one.
 Shakespeare: adapters of a pretrained transformer, each role a client, in five variants and with
 ranks by client. Prints a table in markdown; writes a record with every seed's numbers, and a
 picture. The page is `benchmarks/results/widths.md`.
@@ -275,7 +275,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("data", choices=WORK, help="what is trained")
+    add("data", choices=WORK, help="what to train")
     add("--data-dir", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)")
     add("--rounds", type=int, help="of every arm (default: digits 60, shakespeare 15)")
     add("--eval-every", type=int, help="rounds (default: digits 4, shakespeare 1)")

@@ -64,7 +64,7 @@ def pool_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def pool_backward(winner: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
-    """Returns the gradient of the input: that of the output at the first largest pixel."""
+    """Returns the gradient of the input: the output's gradient, at the first largest pixel."""
     batch, rows, cols, maps = dy.shape
     corner = jnp.arange(4).reshape(1, 1, 2, 1, 2, 1)
     spread = jnp.where(winner[:, :, None, :, None] == corner, dy[:, :, None, :, None], 0)

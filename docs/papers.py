@@ -140,7 +140,7 @@ def page() -> str:
     papers, rows, experiments, figures = read()
     lines = [HEAD.format(all=len(rows), here=sum(not row.why for row in rows))]
     lines += ["", EXPERIMENTS, "", "| command | time |", "| --- | --- |"]
-    lines += [f"| `{e.command}` | {times.told(times.read(e.records))} |" for e in experiments]
+    lines += [f"| `{e.command}` | {times.time_of(times.read(e.records))} |" for e in experiments]
     lines += ["", FIGURES, ""]
     lines += ["| table or figure | size | command | note |", "| --- | --- | --- | --- |"]
     for f in figures:

@@ -1,4 +1,4 @@
-"""Makes a virtual environment in .peers/ for each simulator that `speed.py` can time beside ours.
+"""Makes a virtual environment in .peers/ for each simulator that `speed.py` can compare with ours.
 
 python -m benchmarks.peers            # all of them
 python -m benchmarks.peers fedjax

@@ -1,1 +1,1 @@
-"""Tables and figures of papers beside ours: `python -m benchmarks.reproduce.NAME`."""
+"""Tables and figures of papers compared with ours: `python -m benchmarks.reproduce.NAME`."""

@@ -73,7 +73,7 @@ class Curve(NamedTuple):
 
 
 def parser(description: str | None, name: str) -> argparse.ArgumentParser:
-    """The flags of every command; `name` is that of its module and of the folder of its results."""
+    """The flags of every command; `name` is the name of its module and of its results folder."""
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.reproduce.{name}",
         description=description,
@@ -92,7 +92,7 @@ def parse_sized(
 
     Args:
         made: the parser.
-        argv: None for those of this process.
+        argv: the arguments; None for the arguments of this process.
         full: the paper's size, of any type with `seeds`.
         small: the other one.
         reduced: what it reduces, in words.

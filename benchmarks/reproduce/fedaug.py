@@ -1,4 +1,4 @@
-"""Chapters 5 and 6 of Cornelis' thesis: FedAug, and two-phase FedAug beside other methods.
+"""Chapters 5 and 6 of Cornelis' thesis: FedAug, and two-phase FedAug compared with other methods.
 
     python -m benchmarks.reproduce.fedaug --data-dir DATA
     python -m benchmarks.reproduce.fedaug --data-dir DATA --small
@@ -10,10 +10,10 @@ FedAug to 0.8, FedAvg, FedProx and FedNova after 108 epochs at EMD 1.4. Prints t
 writes a JSON file and a picture for each data set and figure. The thesis prints bars without
 numbers: the tables have the differences that its text states.
 
-The thesis says of E that it counts unaltered samples, so that all methods do as many steps (section
+In the thesis, E counts unaltered samples, so that all methods do as many steps (section
 5.1.2), and that E grows until unaltered and augmented samples are all included (section 5.4). The
 figures take the first; `--figures grown` runs the second, where FedAvg does as many steps as the
-FedAug beside it, and prints a table alone. `--figures toolkit` has FedNova and FedProx of Figure
+FedAug next to it, and prints only a table. `--figures toolkit` has FedNova and FedProx of Figure
 6.1 as the public version of the thesis' toolkit computes them.
 """
 
@@ -168,7 +168,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = made.add_argument
     add("--datasets", nargs="+", choices=NETWORKS, default=list(NETWORKS), metavar="NAME")
     add("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), metavar="NUMBER",
-        help="5 for that of 5.2 to 5.4, grown for it with the other reading of E, 6.1, or toolkit "
+        help="5 for 5.2 to 5.4, grown for the same with the other reading of E, 6.1, or toolkit "
         "for its FedNova and FedProx in 6.1 (default: all)")  # fmt: skip
     samples = ", ".join(f"{n:,} of {name}" for name, n in SMALL.samples.items())
     return parse_sized(
@@ -275,7 +275,7 @@ def grown(
 def bar_cells(
     name: str, setting: Setting, best: Mapping[Setting, NDArray[np.float64]]
 ) -> dict[str, Any]:
-    """What a bar shows, beside what the thesis says of it."""
+    """What a bar shows, and what the thesis states about it."""
     base = setting.target is None
     return {
         "highest accuracy %": spread(best[setting]),
@@ -298,7 +298,7 @@ def combined(
     )
     local = local_update(model, dataset, name, args.size.lr).change(epochs=12)
     rounds = 9
-    # FedNova's correction for momentum is that of a buffer that starts at 0 in every round.
+    # FedNova's correction for momentum assumes a buffer that starts at 0 in every round.
     anew = local.change(optimizer_state="reset")
     common: dict[str, Any] = {"clients_per_round": CLIENTS}
     # E becomes 9 and the rounds 12: as much traffic, as many epochs.
@@ -402,8 +402,8 @@ def reproduce(figure: str, dataset: Dataset, name: str, args: argparse.Namespace
         "grown": f"Figure {FIGURE[name]} with E grown",
         "toolkit": "Figure 6.1 as in the toolkit",
     }
-    told = special.get(figure, f"Figure {number}")
-    title = f"{told}: {name}, {len(dataset.train_y):,} training samples"
+    heading = special.get(figure, f"Figure {number}")
+    title = f"{heading}: {name}, {len(dataset.train_y):,} training samples"
     title = f"{title}, {args.seeds} seeds"
     small = "_small" if args.small else ""
     stem = args.out / f"{name}{small}_{number.replace('.', '_')}"

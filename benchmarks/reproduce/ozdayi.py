@@ -5,7 +5,7 @@
 
 Section 4: 100 rounds of one epoch, B = 256, SGD with learning rate 0.1 and weight decay 5e-4,
 ResNet20 with Fixup on CIFAR-10, 3 repetitions; the first agent has the first five classes. Prints a
-table in markdown beside the paper's; writes a JSON file and a picture.
+table in markdown next to the paper's; writes a JSON file and a picture.
 """
 
 import argparse
@@ -186,7 +186,7 @@ def table(curves: Mapping[str, Curve]) -> list[dict[str, Any]]:
 
 
 def draw(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Curves by table, and the last accuracies with those of the paper, on an axis of their own."""
+    """Curves by table, and the last accuracies next to the paper's on a separate axis."""
     figure = picture(16, 6.5)
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=[3, 2])[0]
     panels = left.subplots(2, 3).ravel()

@@ -1,4 +1,4 @@
-"""Chapter 4 of Cornelis' thesis: local epochs, and phase shift beside FedAvg at equal traffic.
+"""Chapter 4 of Cornelis' thesis: local epochs; phase shift and FedAvg at equal traffic.
 
     python -m benchmarks.reproduce.phase_shift --data-dir DATA
     python -m benchmarks.reproduce.phase_shift --data-dir DATA --small
@@ -184,7 +184,7 @@ def draw_doubled(curves: Mapping[str, Curve], title: str, path: Path) -> None:
 
 
 def draw_convergence(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Figures 4.7 and 4.8: phase shift beside FedAvg, with the jump of the last round."""
+    """Figures 4.7 and 4.8: phase shift compared with FedAvg, with the jump of the last round."""
     shown = {name: c for name, c in curves.items() if name.startswith("phase shift")}
     figure = picture(3.3 * len(shown) + 1.5, 3.8)
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -207,7 +207,7 @@ def draw_convergence(curves: Mapping[str, Curve], title: str, path: Path) -> Non
 
 
 def draw_compared(curves: Mapping[str, Curve], title: str, path: Path) -> None:
-    """Figures 4.9 and 4.10: accuracy by what is saved; every seed is a point."""
+    """Figures 4.9 and 4.10: accuracy against the traffic saved; every seed is a point."""
     figure = picture(6.5, 4.2)
     axis = figure.subplots()
     for method, colour, shift in (

@@ -3,7 +3,7 @@
     python -m benchmarks.reproduce.radfed --data-dir DATA
     python -m benchmarks.reproduce.radfed --data-dir DATA --small
 
-Table III: RADFed and its variants beside FedAvg, FedProx, FedAsync and FedAdapt, by client on five
+Table III: RADFed and its variants, FedAvg, FedProx, FedAsync and FedAdapt, scored by client on five
 folds: test score of the weights that scored best on the validation clients, as a difference to
 FedAvg in percent of it. Figures 6 and 7: DC, the distance from a centralised twin, and DL, how far
 the models in flight point apart. Prints tables in markdown; writes a JSON file and pictures.
@@ -112,7 +112,7 @@ class Row(NamedTuple):
         data: names to try, in order.
         model: key of `MODELS`.
         metric: the score.
-        full: the paper's size; S and γ of its Table II. Learning rate and rounds are those of the
+        full: the paper's size; S and γ of its Table II. Learning rate and rounds come from the
             authors' published commands; there is none for eICU.
         small: the other size; None where it would not finish in minutes.
         sampler: deals 100 clients; natural clients are all there are.
@@ -151,7 +151,7 @@ ROWS = {
 
 
 class Size(NamedTuple):
-    """What `--small` reduces, beside each row's `Training`.
+    """What `--small` reduces in addition to each row's `Training`.
 
     Attributes:
         seeds: repetitions of the five folds.
@@ -300,7 +300,7 @@ def relative(scores: NDArray[np.float64], base: NDArray[np.float64]) -> float:
 
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Two lines for each data set: the paper's and ours, with those of the last round."""
+    """Lines for each data set: the paper's scores, ours, and ours after the last round."""
     rows = []
     for name, scores in found.items():
         paper, base = PAPER[name], scores["FedAvg"]
@@ -349,7 +349,7 @@ def divergences(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def divergence_table(found: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What the paper says of Figures 6 and 7, in numbers; the first cycle of S rounds left out."""
+    """The paper's statements about Figures 6 and 7, in numbers, without the first S rounds."""
     rows = []
     for name, content in found.items():
         inner, curves = content["inner"], content["curves"]

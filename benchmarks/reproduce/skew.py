@@ -1,11 +1,11 @@
-"""The skew tables and figures of two papers, beside what our samplers give.
+"""The skew tables and figures of two papers, compared with our samplers.
 
     python -m benchmarks.reproduce.skew --data-dir DATA
 
 Table I of RADFed (Xue, Klabjan, Luo) for the data sets that are there; Figures 3.1 to 3.3 and
 Tables 4.3 and 5.1 to 5.3 of Cornelis' thesis, which need no data. Prints tables in markdown; writes
-skew.json and four pictures. The figures' curves have no printed numbers: what the thesis says of
-them in words stands beside ours in `benchmarks/results/skew.md`.
+skew.json and four pictures. The figures' curves have no printed numbers: the thesis' statements
+about them stand next to our numbers in `benchmarks/results/skew.md`.
 """
 
 import argparse

@@ -12,11 +12,11 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 UNKNOWN = "not measured"
 
 
-def told(records: Sequence[Mapping[str, Any]]) -> str:
+def time_of(records: Sequence[Mapping[str, Any]]) -> str:
     """The time that some records took together, with the cores and the last day.
 
     >>> machine = {"cores": 2, "cpu": "AMD EPYC"}
-    >>> told([{"seconds": 2000.0, "machine": machine, "date": "2026-11-23T18:25:32+00:00"}])
+    >>> time_of([{"seconds": 2000.0, "machine": machine, "date": "2026-11-23T18:25:32+00:00"}])
     'about 33 min on 2 cores of an AMD EPYC (2026-11-23)'
     """
     if not records:
@@ -38,11 +38,11 @@ def announce(what: str, name: str, **settings: Any) -> None:
     Args:
         what: a data set and a figure.
         name: path of the record within benchmarks/results.
-        **settings: what the old record must have, so that its time is that of the same work; of a
+        **settings: what the old record must contain, so that its time is for the same work; of a
             table, its keys.
     """
     record = read([name])[0] if (RESULTS / name).exists() else {}
     held = {key: [*v] if isinstance(v, dict) else v for key, v in record.items()}
     same = record and all(held.get(key) == value for key, value in settings.items())
-    time = told([record]) if same else f"time {UNKNOWN}"
+    time = time_of([record]) if same else f"time {UNKNOWN}"
     print(f"{what}: {time}", file=sys.stderr, flush=True)
