@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from functools import reduce
 from pathlib import Path
 
 import jax
+import numpy as np
 import papers
 import pytest
 from conftest import known
 from test_own_clients import cut
 
 import fedjax_sim as fs
-from benchmarks.reproduce import times
+from benchmarks.reproduce import skew_accuracy, times
 from fedjax_sim.bench import main
 from fedjax_sim.cli.build import load_model
 from fedjax_sim.cli.commands import Source
@@ -174,3 +176,41 @@ def test_an_experiment_begins_with_its_time(capsys: pytest.CaptureFixture[str]) 
 def test_the_page_is_current() -> None:
     written = papers.SOURCE.with_suffix(".md").read_text(encoding="utf-8")
     assert written == papers.page(), "python docs/papers.py > docs/papers.md"
+
+
+def test_a_cell_has_the_last_accuracy_and_the_skew_of_the_first_round(tmp_path: Path) -> None:
+    """Seeds in the order of the configuration; lines of the metrics in any order."""
+    cell = tmp_path / "cells" / "one"
+    cell.mkdir(parents=True)
+    config = {"partition": "ll(1, 0.5)", "seeds": [3, 1], "dataset": "d", "clients": 4}
+    scores = {"score_last_per_run": [0.5, 0.25], "run_seconds": 120.0}
+    contents = {"config": config, "summary": {"fedavg": scores, "commit": "abc"}}
+    for name, content in contents.items():
+        (cell / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    lines = [
+        {"round": t, "seed": seed, "B2": 10 * t + seed, "BCGV": -t - seed}
+        for t in (2, 1)
+        for seed in (1, 3)
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    (cell / "metrics.jsonl").write_text(text, encoding="utf-8")
+    (found,) = skew_accuracy.cells_of(tmp_path, {"d": np.arange(400) % 4})
+    assert found["accuracy"] == [50, 25]
+    assert found["B2"] == [13, 11]
+    assert found["BCGV"] == [-4, -2]
+    assert found["EMD"] == pytest.approx([2 * 0.5 * (1 - 1 / 4)] * 2)
+    assert found["minutes"] == 2
+
+
+def test_rank_correlations_of_cells() -> None:
+    mixed = iter([3.0, 7.0, 1.0, 5.0, 8.0, 2.0, 6.0, 4.0])
+    rising = [{m: [i, i + 1.0] for m in skew_accuracy.MEASURES} for i in range(0, 8, 2)]
+    cells = [c | {"accuracy": [-v for v in c["EMD"]]} for c in rising]
+    found = {
+        row["measure"]: row
+        for row in skew_accuracy.correlations(
+            [c | {"BCGV": [next(mixed), next(mixed)]} for c in cells]
+        )
+    }
+    assert [found["EMD"][name] for name in ("from", "ρ", "to")] == pytest.approx([-1.0] * 3)
+    assert found["BCGV"]["from"] < 0 < found["BCGV"]["to"]
