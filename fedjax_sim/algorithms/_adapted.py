@@ -125,4 +125,5 @@ def _plain_steps(local: LocalUpdate, objective: Objective, rate: float) -> Local
         optimizer_state="reset",
         corrections=None,
         rate_by_round=None,
+        rate_by_client=None,
     )
