@@ -390,6 +390,7 @@ def test_a_summary_has_the_least_the_median_and_the_largest() -> None:
     by_default = client_privacy_spent(finished(visits, start, with_noise()))
     assert by_default["client_delta"] == 3**-1.1
     assert client_privacy_spent(finished(visits, start, fs.fedavg(local(), **FEDAVG))) == {}
+    assert client_privacy_spent(finished(0 * visits, start, algorithm), DELTA) == {}
 
 
 def test_settings_out_of_range() -> None:
