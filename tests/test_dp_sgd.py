@@ -338,6 +338,12 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         lambda: with_noise(local=local(corrections=(corrections.scaffold(),))),
         "unknown because of local local_sgd(",
     ),
+    "momenta of some leaves beside": (
+        lambda: with_noise(
+            local=local(optimizer_state="average", trained=fs.leaves.named("Dense_0"))
+        ),
+        "unknown because of local local_sgd(",
+    ),
     "silence": (
         lambda: with_noise(sending=(sending.relevant_only(0.5), *NOISE)),
         "unknown because of sending (relevant_only(0.5)",

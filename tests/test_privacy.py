@@ -732,6 +732,11 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         ), SHARED,
     ),
     "momenta": (lambda: with_noise(flat().change(optimizer_state="average")), SHARED),
+    "momenta of some leaves": (
+        lambda: with_noise(
+            flat().change(optimizer_state="average", trained=fs.leaves.named("Dense_0"))
+        ), SHARED,
+    ),
     "a named method's": (
         lambda: private(flat().change(optimizer_state="average"), clients_per_round=6),
         "needs no state shared through the server besides the model, local is local_sgd(",
