@@ -75,7 +75,7 @@ def pfedme(
     inner_steps: int = 5,
     inner_lr: float = 0.09,
     beta: Positive = 1.0,
-    fine_tuning_epochs: float = 1.0,
+    fine_tuning_epochs: Positive = 1.0,
     equal_weights: bool = True,
 ) -> Algorithm:
     r"""pFedMe: FedAvg on the Moreau envelopes of the clients' losses.
