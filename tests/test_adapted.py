@@ -53,7 +53,6 @@ def method_of(name: str, model: fs.Model) -> fs.Algorithm:
     local = fs.local_sgd(objective, optax.sgd(LR), batch_size=53, epochs=STEPS)
     own: dict[str, dict[str, Any]] = {
         "fedavg": {},
-        "fine_tuned": {"fine_tuning_epochs": STEPS},
         "ditto": {"lam": LAM},
         "apfl": {"alpha": ALPHA, "objective": objective},
         "fedrep": {"head_epochs": STEPS, "model": model},

@@ -329,6 +329,7 @@ def normed() -> fs.Model:
 NORMED = normed()
 
 
+MEASURED = {"skew": fs.diagnostics.gradient_dissimilarity(local().objective)}
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "no noise": (lambda: fs.fedavg(local(), **FEDAVG), "unknown because clients add no noise"),
     "noise that is not bounded": (
@@ -343,6 +344,13 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
             local=local(optimizer_state="average", trained=fs.leaves.named("Dense_0"))
         ),
         "unknown because of local local_sgd(",
+    ),
+    "gradients that are measured": (
+        lambda: dp_sgd(local(), **FEDAVG).replace(diagnostics=MEASURED),
+        "unknown because of diagnostics {'skew': gradient_dissimilarity(",
+    ),
+    "models that are measured": (
+        lambda: with_noise(diagnostics=MEASURED), "unknown because of diagnostics {'skew': ",
     ),
     "silence": (
         lambda: with_noise(sending=(sending.relevant_only(0.5), *NOISE)),

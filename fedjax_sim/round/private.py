@@ -44,6 +44,13 @@ def _keeps_nothing(init: Callable[[Variables], Any]) -> bool:
         return False
 
 
+UNMEASURED = Need(
+    "diagnostics",
+    "no numbers computed from single clients without noise",
+    lambda parts: not parts.diagnostics,
+    "diagnostics=None",
+)
+
 ANALYSED = (
     Need(
         "preaggregation",
@@ -116,12 +123,7 @@ ANALYSED = (
         lambda parts: reads_clients(parts.server) is False,
         "server=replace() or optimizer(transform)",
     ),
-    Need(
-        "diagnostics",
-        "no numbers computed from single clients' models without noise",
-        lambda parts: not parts.diagnostics,
-        "diagnostics=None",
-    ),
+    UNMEASURED,
 )
 """Needs of the analysis of a mechanism.
 
@@ -218,6 +220,7 @@ def client_privacy(parts: Parts, data: ClientData) -> ClientPrivacy | None:
     _check_data(data)
     if data.samples_per_round is not None:
         raise UnknownEpsilonError("unknown because of samples that come in with the rounds")
+    _check_needs((UNMEASURED,), parts)
     if added is not None and steps is None:
         _check_needs(LOCAL, parts)
         return UpdatePrivacy(added)
