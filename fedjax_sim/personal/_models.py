@@ -87,7 +87,8 @@ class ditto(Wrapper):
         local: trains w_k.
         lam: λ, the pull towards the shared model; 0 trains v_k alone.
         own: trains v_k, with its own corrections, if any; None: like w_k, on the same minibatches,
-          without w_k's corrections. Its optimiser starts afresh at each visit.
+          without w_k's corrections. Its optimiser, its memory and what the server would share for
+          it, such as drawn numbers of steps, start afresh at each visit.
 
     Raises:
         ValueError: if lam is negative.
