@@ -214,7 +214,6 @@ def with_parts(**parts: Any) -> fs.Algorithm:
     return fs.compose(**{"local": with_steps(), **FEDAVG, **parts})
 
 
-NEEDS = "local local_sgd(empirical_risk(<Model>, l2=0.1), <optax>, batch_size=3, private=dp_sgd("
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no clip": (lambda: fs.local.dp_sgd(math.inf, 1.0), "clip must be finite if noise is added"),
     "no steps": (lambda: local(private=1.0), "private must be dp_sgd(clip, noise_multiplier), got"),
@@ -262,6 +261,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a poll": (
         lambda: with_parts(selection=fs.selection.power_of_choice(3)),
         "needs clients that report no numbers, selection is power_of_choice(",
+    ),
+    "label counts that are sent": (
+        lambda: fs.algorithms.feddisco(with_steps(), **FEDAVG, classes=3),
+        "needs pre-aggregations for which clients send nothing before the first round",
     ),
     "copies": (
         lambda: PRIVATE.slope(KEY, dataclasses.replace(client(), copies=True), B, loss, W),
@@ -351,6 +354,10 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     ),
     "models that are measured": (
         lambda: with_noise(diagnostics=MEASURED), "unknown because of diagnostics {'skew': ",
+    ),
+    "label counts": (
+        lambda: with_noise(preaggregation=(fs.preaggregation.discrepancy(3),)),
+        "unknown because of preaggregation (discrepancy(",
     ),
     "silence": (
         lambda: with_noise(sending=(sending.relevant_only(0.5), *NOISE)),

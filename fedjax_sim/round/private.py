@@ -31,6 +31,7 @@ from fedjax_sim.privacy import (
     UpdatePrivacy,
     noise,
 )
+from fedjax_sim.privacy._samples import NOTHING_COUNTED
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.server import weighting
 
@@ -162,6 +163,7 @@ LOCAL = (
     NOTHING_OFFERED,
     NOTHING_AFTER,
     NO_LOSS_READ,
+    NOTHING_COUNTED,
     OWN_SAMPLES,
     APART,
     Need(
