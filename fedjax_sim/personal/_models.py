@@ -91,7 +91,7 @@ class ditto(Wrapper):
           it, such as drawn numbers of steps, start afresh at each visit.
 
     Raises:
-        ValueError: if lam is negative.
+        ValueError: if lam is negative, or own has settings for another number of clients.
 
     Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
@@ -113,7 +113,12 @@ class ditto(Wrapper):
     own: LocalUpdate | None = None
 
     def __post_init__(self) -> None:
-        _ = self._solver  # checks the settings of own
+        several = {self.local.clients, self._solver.clients} - {None}  # checks the settings of own
+        if len(several) > 1:
+            raise ValueError(
+                "own must have settings for the same clients as local, got "
+                f"{self._solver.clients} and {self.local.clients} clients"
+            )
 
     @functools.cached_property
     def _solver(self) -> LocalUpdate:
@@ -128,6 +133,10 @@ class ditto(Wrapper):
     @property
     def peers(self) -> bool:
         return self.local.peers or self._solver.peers
+
+    @property
+    def clients(self) -> int | None:
+        return self.local.clients or self._solver.clients
 
     @property
     def survey(self) -> Survey | None:
