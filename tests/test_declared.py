@@ -23,44 +23,49 @@ DECLARED = {
         calibrated.samples ccvr.classes classification.classes consensus.samples delayed.rounds
         discrepancy.classes distilled.batch_size dp_fedavg.clients_per_round dynamic.slots
         fang_krum.evaluations fd.classes fedavg.clients_per_round fedmd.classes
-        geometric_median.iterations learned.peers local_sgd.batch_size low_rank.rank
-        mediators.clients_each moreau_envelope.inner_steps multi_krum.keep multi_label.labels
-        next_token.vocabulary optimised.evaluations past_models.buffer peer_means.mix_samples
-        per_fedavg.fine_tuning_steps power_of_choice.candidates prototypes.classes
-        radfed.redistribution_rounds regression.targets scouted.fewest scouted.rounds
-        simulated.first squared_gradient.batch_size stochastic_quantisation.levels
-        suspicion.batch_size tiers.count traced.first uniform.active within_deadline.candidates""",
+        fedmd.public_samples geometric_median.iterations learned.peers local_sgd.batch_size
+        low_rank.rank mediators.clients_each moreau_envelope.inner_steps multi_krum.keep
+        multi_label.labels next_token.vocabulary optimised.evaluations past_models.buffer
+        peer_means.mix_samples per_fedavg.fine_tuning_steps power_of_choice.candidates
+        prototypes.classes radfed.redistribution_rounds regression.targets scouted.fewest
+        scouted.rounds simulated.first squared_gradient.batch_size
+        stochastic_quantisation.levels suspicion.batch_size tiers.count traced.first
+        uniform.active within_deadline.candidates""",
     "positive": """
         adaptive_mechanism.clients_per_round adaptive_mechanism.clip adaptive_proximal.step
-        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr client_momentum.lr
-        clip_norm.limit deep_q.lr distilled.lr dp_ftrl.server_lr dp_sgd.clip dynamic.alpha
-        fedadam.server_lr fedadmm.rho fedavgm.server_lr gaussian_mechanism.clients_per_round
-        gaussian_mechanism.clip geometric_median.eps learned.mu_2 learned.penalty
-        model_contrast.temperature moreau_envelope.inner_lr moreau_envelope.lam normalise.lr
-        not_true_distillation.temperature pfedme.beta poisson.clients_per_round q_fair.lr
-        scaffnew.lr scaffold.server_lr teacher_distillation.temperature tree_mechanism.clip""",
+        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr
+        client_momentum.lr clip_norm.limit deep_q.lr distilled.lr dp_ftrl.server_lr dp_sgd.clip
+        dynamic.alpha fedadam.server_lr fedadam.tau fedadmm.rho fedamp.alpha fedavgm.server_lr
+        fedbabu.fine_tuning_epochs fedrep.head_epochs fine_tuned.fine_tuning_epochs
+        gaussian_mechanism.clients_per_round gaussian_mechanism.clip geometric_median.eps
+        learned.mu_2 learned.penalty model_contrast.temperature moreau_envelope.inner_lr
+        moreau_envelope.lam normalise.lr not_true_distillation.temperature pfedme.beta
+        poisson.clients_per_round q_fair.lr scaffnew.lr scaffold.server_lr
+        teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """
         adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
         agreed.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
         discrepancy.a discrepancy.b distilled.steps ditto.lam empirical_risk.l2
-        estimated_sharpness.rho extrapolated.eps fedasync.max_staleness guided.penalty
+        estimated_sharpness.rho extrapolated.eps fd.distill_weight fedadam.v0 fedamp.lam fedprox.mu
+        feddisco.disco_a feddisco.disco_b fedasync.max_staleness guided.penalty
         hard_threshold.threshold learned.lr learned.mu_1 model_contrast.mu near_outputs.gamma
         near_prototypes.lam not_true_distillation.beta ozdayi.server_epochs proximal.mu q_fair.q
         sharpness_aware.rho sign_agreement.threshold stale.most staleness.grace staleness.slope
         suspicion.rho teacher_distillation.gamma""",
     "in [0, 1)": """
-        client_momentum.momentum dp_ftrl.server_momentum fedavgm.server_momentum
+        client_momentum.momentum dp_ftrl.server_momentum fedadam.beta2 fedavgm.server_momentum
         global_momentum.beta local_sgd.inexactness mixed_objective.mix_ratio normalise.momentum
         q_fair.momentum scaffnew.momentum simulated.failures suspicion.dropped traced.failures""",
     "in [0, 1]": """
-        adaptive_mechanism.quantile bernoulli.p colour_jitter.contrast diurnal.share guided.explore
-        importance.gamma interpolated.alpha local_sgd.stragglers matchings.activity
-        relevant_only.relevance sometimes.chance""",
+        adaptive_mechanism.quantile dp_fedavg.quantile bernoulli.p colour_jitter.contrast
+        diurnal.share guided.explore importance.gamma interpolated.alpha local_sgd.stragglers
+        matchings.activity relevant_only.relevance sometimes.chance""",
     "in (0, 1]": """
         adaptively_mixed.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
-        random_mask.share scaffnew.p staleness.alpha ternary.sparsity top_k.sparsity""",
+        random_mask.share scaffnew.coin scaffnew.p staleness.alpha ternary.sparsity
+        top_k.sparsity""",
     "at least 0 and finite": """
-        adaptive_mechanism.clip_lr dp_sgd.noise_multiplier gaussian.sigma
+        adaptive_mechanism.clip_lr dp_fedavg.clip_lr dp_sgd.noise_multiplier gaussian.sigma
         gaussian_mechanism.noise_multiplier noise.sigma noise.std rotation.degrees""",
     "in [0, 0.5)": """
         caf.byzantine krum.byzantine nearest_neighbour_mixing.byzantine perspective.tilt

@@ -214,7 +214,6 @@ def with_parts(**parts: Any) -> fs.Algorithm:
     return fs.compose(**{"local": with_steps(), **FEDAVG, **parts})
 
 
-NEEDS = "local local_sgd(empirical_risk(<Model>, l2=0.1), <optax>, batch_size=3, private=dp_sgd("
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no clip": (lambda: fs.local.dp_sgd(math.inf, 1.0), "clip must be finite if noise is added"),
     "no steps": (lambda: local(private=1.0), "private must be dp_sgd(clip, noise_multiplier), got"),
@@ -262,6 +261,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a poll": (
         lambda: with_parts(selection=fs.selection.power_of_choice(3)),
         "needs clients that report no numbers, selection is power_of_choice(",
+    ),
+    "label counts that are sent": (
+        lambda: fs.algorithms.feddisco(with_steps(), **FEDAVG, classes=3),
+        "needs pre-aggregations for which clients send nothing before the first round",
     ),
     "copies": (
         lambda: PRIVATE.slope(KEY, dataclasses.replace(client(), copies=True), B, loss, W),
@@ -329,6 +332,7 @@ def normed() -> fs.Model:
 NORMED = normed()
 
 
+MEASURED = {"skew": fs.diagnostics.gradient_dissimilarity(local().objective)}
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "no noise": (lambda: fs.fedavg(local(), **FEDAVG), "unknown because clients add no noise"),
     "noise that is not bounded": (
@@ -337,6 +341,23 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "a variate beside": (
         lambda: with_noise(local=local(corrections=(corrections.scaffold(),))),
         "unknown because of local local_sgd(",
+    ),
+    "momenta of some leaves beside": (
+        lambda: with_noise(
+            local=local(optimizer_state="average", trained=fs.leaves.named("Dense_0"))
+        ),
+        "unknown because of local local_sgd(",
+    ),
+    "gradients that are measured": (
+        lambda: dp_sgd(local(), **FEDAVG).replace(diagnostics=MEASURED),
+        "unknown because of diagnostics {'skew': gradient_dissimilarity(",
+    ),
+    "models that are measured": (
+        lambda: with_noise(diagnostics=MEASURED), "unknown because of diagnostics {'skew': ",
+    ),
+    "label counts": (
+        lambda: with_noise(preaggregation=(fs.preaggregation.discrepancy(3),)),
+        "unknown because of preaggregation (discrepancy(",
     ),
     "silence": (
         lambda: with_noise(sending=(sending.relevant_only(0.5), *NOISE)),
@@ -390,6 +411,7 @@ def test_a_summary_has_the_least_the_median_and_the_largest() -> None:
     by_default = client_privacy_spent(finished(visits, start, with_noise()))
     assert by_default["client_delta"] == 3**-1.1
     assert client_privacy_spent(finished(visits, start, fs.fedavg(local(), **FEDAVG))) == {}
+    assert client_privacy_spent(finished(0 * visits, start, algorithm), DELTA) == {}
 
 
 def test_settings_out_of_range() -> None:

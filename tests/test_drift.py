@@ -738,6 +738,14 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ),
         "objective must be an empirical_risk",
     ),
+    "another term": (
+        lambda net: algorithms.fedlc(
+            local_of(net), clients_per_round=1,
+            objective=terms.sharpness_aware(fs.empirical_risk(net, adjust=terms.balanced())),
+        ),
+        "adjust of the objective must be one of balanced() and calibration(1.0): use "
+        "objective.replace(adjust=None) for the second alone",
+    ),
 }  # fmt: skip
 
 

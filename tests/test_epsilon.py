@@ -284,6 +284,12 @@ class named_leaves(fs.base.Wrapper):
         return looks_for_names(variables)
 
 
+class unchecked(privacy.gaussian_mechanism):
+    """The mechanism without its needs."""
+
+    needs = ()
+
+
 class unchecked_fragments(fs.base.Exchange):
     """Fragments without the needs of ``fs.exchange.fragments``."""
 
@@ -363,7 +369,9 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         lambda: gaussian(broadcast=remembers()), "unknown because of broadcast remembers()",
     ),
     "a local update that cannot be seen through": (
-        lambda: gaussian(local=named_leaves(LOCAL)),
+        lambda: gaussian(
+            local=named_leaves(LOCAL), preaggregation=(unchecked(1.0, Z, M),)
+        ),
         "unknown because of local named_leaves(local_sgd(",
     ),
     "a server that cannot be seen through": (
@@ -421,12 +429,6 @@ class by_loss(Server):
 
     def update(self, key: Any, step: Any, server: Any, state: Any, gathered: Any) -> Any:
         return jax.tree.map(lambda a: a * gathered.cohort.info.loss[0], step), state
-
-
-class unchecked(privacy.gaussian_mechanism):
-    """The mechanism without its needs."""
-
-    needs = ()
 
 
 SERVERS: dict[str, Callable[[], Server]] = {

@@ -160,6 +160,8 @@ def test_equal_settings_are_the_same_program(federation: Federation, epochs: flo
     equal = update(epochs=[epochs] * 8, rate_by_client=[1] * 8, stragglers=0.0)
     assert text_of(equal, federation.data) == plain
     assert text_of(update(epochs=EPOCHS), federation.data) != plain
+    whole, floats = (update(batch_by_client=[size] * 8) for size in (4, 4.0))
+    assert text_of(floats, federation.data) == text_of(whole, federation.data)
     # FedCM needs a rate that all clients have.
     half = update(rate_by_client=[0.5] * 8, corrections=(corrections.client_momentum(0.5, LR / 2),))
     fs.fedavg(half, clients_per_round=COHORT)
@@ -182,7 +184,9 @@ def test_clocks_and_lanes_expect_the_steps_of_each_client(federation: Federation
     events = arrivals._Events(late.parts, key, state, data, size, jnp.int32(0))
     now = Now(jnp.int32(0), jnp.float32(0))
     assert [float(events._durations(jnp.int32(k), now)[1]) for k in range(8)] == wanted
-    assert int(local.steps_for(np.int32(16))) == 4 * 16  # the most epochs, the smallest batches
+    for samples in (16, np.int32(16)):  # the most epochs, the smallest batches
+        assert int(local.steps_for(samples)) == 4 * 16
+        assert int(update(epochs=2.5).steps_for(samples)) == 2
     both = fs.local.in_turn(update(epochs=EPOCHS), update(epochs=2))
     assert [int(both.steps_for(np.int32(17), np.int32(k))) for k in (0, 1)] == [2 + 4, 6 + 4]
 
@@ -233,6 +237,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         "epochs must be a list of a number for each client, got [[1, 2]]",
     ),
     "words": (lambda: update(rate_by_client=["a"]), "rate_by_client must be a list of a number"),
+    "a word": (lambda: update(epochs="5"), "a number, or one for each client, got '5'"),
     "one rate": (lambda: update(rate_by_client=2.0), "a number for each client, got 2.0"),
     "no rate": (
         lambda: update(rate_by_client=[0, 1]),
@@ -257,6 +262,16 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "other turns": (
         lambda: fs.local.in_turn(update(epochs=[1, 2]), update(epochs=[1, 2, 3])),
         "in_turn must be of local updates with settings for the same clients, got 2 and 3",
+    ),
+    "another model's": (
+        lambda: fs.local.ditto(update(epochs=[1, 2]), 0.1, update(epochs=[1, 2, 3])),
+        "own must have settings for the same clients as local, got 3 and 2 clients",
+    ),
+    "another model's clients": (
+        lambda: fs.fedavg(
+            fs.local.ditto(update(), 0.1, update(epochs=[1, 2])), clients_per_round=2
+        ).init(jax.random.key(0), MODEL.init(jax.random.key(0)), make_federation().data),
+        "must have a number for each of the 8 clients, got 2",
     ),
     "drawn steps": (
         lambda: update(steps=fs.local.geometric(0.5), stragglers=0.5),

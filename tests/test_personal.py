@@ -393,7 +393,7 @@ def test_a_test_set_of_other_clients_is_refused(
 ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
     "epochs": (
         lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
-        "epochs must be above 0 and at most 10000, got 0",
+        "fine_tuning_epochs must be positive, got 0",
     ),
     "stored": (
         lambda local: personal.stored()(None, None, None, ((), ())),  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from fedjax_sim import adaptation, algorithms
 from fedjax_sim.base import LocalUpdate
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.engine import streams
+from fedjax_sim.engine.clients import samples_of, visits
 from fedjax_sim.server.collaborative import Collaborators
 
 ROUNDS = 3
@@ -415,6 +416,40 @@ def test_the_step_ahead_is_on_other_samples_of_the_client(net: fs.Model) -> None
         drawn.append(tuple(where))
     assert len(set(drawn)) == 4
     assert seen[2] is batch
+
+
+@pytest.mark.parametrize("name", ["per_fedavg", "pfedme"])
+def test_own_rates_are_of_training_alone(federation: Federation, net: fs.Model, name: str) -> None:
+    """A client adapts at the method's rate, whatever factor its steps of training have."""
+    data, start = jax.device_put(federation.data), first_weights(net)
+    task = visits(data, jnp.array([2], jnp.int32))
+    client = jax.tree.map(lambda a: a[0], task).view(samples_of(data), data)
+    plain, fast = (
+        made(name, net, local_of(net).change(rate_by_client=rates)).parts.personal
+        for rates in (None, [3.0] * data.clients)
+    )
+    key = jax.random.key(0)
+    assert_trees(fast(key, start, client, ()), plain(key, start, client, ()), rtol=0, atol=0)
+
+
+def test_settings_of_training_are_not_of_the_shares(federation: Federation, net: fs.Model) -> None:
+    """FedALA's shares take whole steps of an epoch, in their own precision, within [0, 1]."""
+    data, start, head = jax.device_put(federation.data), first_weights(net), fs.leaves.head(net)
+    task = visits(data, jnp.array([2], jnp.int32))
+    client = jax.tree.map(lambda a: a[0], task).view(samples_of(data), data)
+    kept = fs.local.adaptive_start(local_of(net), fs.empirical_risk(net), head).client_state(start)
+    kept = kept._replace(
+        own=jax.tree.map(lambda w: w + 0.5, kept.own),
+        share=jax.tree.map(lambda s: jnp.full_like(s, 0.999), kept.share),
+    )
+    found = []
+    for settings in ({}, {"half_weights": True}, {"steps": fs.local.geometric(0.2)}):
+        local = local_of(net).change(**settings)
+        mix = fs.personal.adaptively_mixed(local, fs.empirical_risk(net), head)
+        found.append(mix.mixed(jax.random.key(0), start, client, kept)[1])
+    assert any((share != 0.999).any() for share in jax.tree.leaves(found[0]))
+    for share in found[1:]:
+        assert_trees(share, found[0], rtol=0, atol=0)
 
 
 def without_companion(local: LocalUpdate) -> Any:

@@ -592,6 +592,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: private(quantile=0.5, clip=math.inf, noise_multiplier=0.0),
         "clip must be finite if it adapts, got inf",
     ),
+    "noise of no count": (
+        lambda: private(count_noise=0.5),
+        "count_noise must be None without a quantile, got 0.5",
+    ),
     "count": (
         lambda: private(quantile=0.5, count_noise=0.5),
         "count_noise must be more than noise_multiplier / 2 = 0.5 and finite, got 0.5",
@@ -732,6 +736,11 @@ VOID: dict[str, tuple[Callable[[], Any], str]] = {
         ), SHARED,
     ),
     "momenta": (lambda: with_noise(flat().change(optimizer_state="average")), SHARED),
+    "momenta of some leaves": (
+        lambda: with_noise(
+            flat().change(optimizer_state="average", trained=fs.leaves.named("Dense_0"))
+        ), SHARED,
+    ),
     "a named method's": (
         lambda: private(flat().change(optimizer_state="average"), clients_per_round=6),
         "needs no state shared through the server besides the model, local is local_sgd(",

@@ -75,7 +75,7 @@ def pfedme(
     inner_steps: int = 5,
     inner_lr: float = 0.09,
     beta: Positive = 1.0,
-    fine_tuning_epochs: float = 1.0,
+    fine_tuning_epochs: Positive = 1.0,
     equal_weights: bool = True,
 ) -> Algorithm:
     r"""pFedMe: FedAvg on the Moreau envelopes of the clients' losses.
@@ -125,4 +125,5 @@ def _plain_steps(local: LocalUpdate, objective: Objective, rate: float) -> Local
         optimizer_state="reset",
         corrections=None,
         rate_by_round=None,
+        rate_by_client=None,
     )

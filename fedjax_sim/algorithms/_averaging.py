@@ -8,7 +8,7 @@ import optax
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import client_weights, method, server_sgd
-from fedjax_sim.base import Decay, LocalUpdate, Positive
+from fedjax_sim.base import Decay, LocalUpdate, NonNegative, Positive
 from fedjax_sim.engine import optimizers
 from fedjax_sim.round import Algorithm, compose
 
@@ -130,9 +130,9 @@ def fedadagrad(
     *,
     clients_per_round: int,
     server_lr: Positive = 0.1,
-    beta1: float = 0.0,
-    tau: float = 1e-3,
-    v0: float | None = None,
+    beta1: Decay = 0.0,
+    tau: Positive = 1e-3,
+    v0: NonNegative | None = None,
     variant: Variant = "reddi",
 ) -> Algorithm:
     r"""FedAdagrad: FedAvg with Adagrad as the server optimiser.
@@ -168,10 +168,10 @@ def fedadam(
     *,
     clients_per_round: int,
     server_lr: Positive = 0.03,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
-    v0: float | None = None,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: Positive = 1e-3,
+    v0: NonNegative | None = None,
     variant: Variant = "reddi",
 ) -> Algorithm:
     r"""FedAdam: FedAvg with Adam as the server optimiser, without bias correction.
@@ -204,10 +204,10 @@ def fedyogi(
     *,
     clients_per_round: int,
     server_lr: Positive = 0.03,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
-    v0: float | None = None,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: Positive = 1e-3,
+    v0: NonNegative | None = None,
     variant: Variant = "reddi",
 ) -> Algorithm:
     r"""FedYogi: FedAvg with Yogi as the server optimiser, without bias correction.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method, server_sgd
-from fedjax_sim.base import LocalUpdate, Positive, plain_sgd
+from fedjax_sim.base import Fraction, LocalUpdate, NonNegative, Positive, plain_sgd
 from fedjax_sim.client import corrections
 from fedjax_sim.client.skipping import geometric
 from fedjax_sim.client.turns import reflected
@@ -20,7 +20,7 @@ def fedprox(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    mu: float | None = None,
+    mu: NonNegative | None = None,
     adaptive: bool = False,
     inexactness: float | None = None,
 ) -> Algorithm:
@@ -95,7 +95,7 @@ def scaffnew(
     clients_per_round: int,
     lr: float,
     momentum: float,
-    coin: float = 0.2,
+    coin: Fraction = 0.2,
 ) -> Algorithm:
     r"""Scaffnew (ProxSkip): averages after a local step only with probability p, by a shared coin.
 

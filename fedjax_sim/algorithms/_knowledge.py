@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Model, Objective
+from fedjax_sim.base import Count, LocalUpdate, Model, NonNegative, Objective
 from fedjax_sim.client import terms
 from fedjax_sim.client.agreement import agreed
 from fedjax_sim.plan import exchange
@@ -79,7 +79,7 @@ def fd(
     model: Model,
     objective: Objective,
     classes: int,
-    distill_weight: float = 1.0,
+    distill_weight: NonNegative = 1.0,
 ) -> Algorithm:
     r"""FD (federated distillation): clients learn from the others' mean outputs for each class.
 
@@ -133,7 +133,7 @@ def fedmd(
     clients_per_round: int,
     model: Model,
     classes: int,
-    public_samples: int = 200,
+    public_samples: Count = 200,
     digest_epochs: int = 1,
     digest_lr: float = 1e-3,
     digest_batch_size: int = 128,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedjax_sim import personal
 from fedjax_sim.algorithms._method import client_weights, method
-from fedjax_sim.base import Count, Coverage, Leaves, LocalUpdate, Model, Objective
+from fedjax_sim.base import Count, Coverage, Leaves, LocalUpdate, Model, Objective, Positive
 from fedjax_sim.client import terms
 from fedjax_sim.client.turns import in_turn
 from fedjax_sim.models import leaves
@@ -124,7 +124,7 @@ def fedrep(
     *,
     clients_per_round: int,
     model: Model,
-    head_epochs: float = 10.0,
+    head_epochs: Positive = 10.0,
     equal_weights: bool = False,
 ) -> Algorithm:
     r"""FedRep: clients first train a personal head on the shared body, then the body.
@@ -170,7 +170,7 @@ def fedbabu(
     *,
     clients_per_round: int,
     model: Model,
-    fine_tuning_epochs: float = 1.0,
+    fine_tuning_epochs: Positive = 1.0,
     equal_weights: bool = False,
 ) -> Algorithm:
     r"""FedBABU: trains the body under a fixed, random head; afterwards clients fine-tune both.

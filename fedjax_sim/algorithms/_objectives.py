@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._averaging import fedavg
 from fedjax_sim.algorithms._method import method
-from fedjax_sim.base import LocalUpdate, Model, Objective
+from fedjax_sim.base import LocalUpdate, Model, NonNegative, Objective
 from fedjax_sim.client import terms
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation
@@ -185,8 +185,8 @@ def feddisco(
     *,
     clients_per_round: int,
     classes: int,
-    disco_a: float = 0.5,
-    disco_b: float = 0.1,
+    disco_a: NonNegative = 0.5,
+    disco_b: NonNegative = 0.1,
     discrepancy: preaggregation.Discrepancy = "kl",
 ) -> Algorithm:
     r"""FedDisco: weights clients by their samples, and less if their labels are far from uniform.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim import personal
 from fedjax_sim.algorithms._method import client_weights, method
-from fedjax_sim.base import Companion, LocalUpdate, Model, Objective
+from fedjax_sim.base import Companion, LocalUpdate, Model, NonNegative, Objective, Positive
 from fedjax_sim.client import corrections, terms
 from fedjax_sim.models import leaves
 from fedjax_sim.round import Algorithm, compose
@@ -54,7 +54,7 @@ def fine_tuned(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    fine_tuning_epochs: float = 1.0,
+    fine_tuning_epochs: Positive = 1.0,
     equal_weights: bool = False,
 ) -> Algorithm:
     r"""FedAvg with fine-tuning: each client fine-tunes the server model on its own samples.
@@ -218,9 +218,9 @@ def fedamp(
     local: LocalUpdate,
     *,
     clients_per_round: int,
-    alpha: float = 1.0,
+    alpha: Positive = 1.0,
     sigma: float = 100.0,
-    lam: float = 1.0,
+    lam: NonNegative = 1.0,
 ) -> Algorithm:
     r"""FedAMP: a personal model per client, trained near a mean of the models similar to it.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method, server_sgd
-from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation
+from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation, Share
 from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
@@ -19,8 +19,8 @@ def dp_fedavg(
     clients_per_round: int,
     clip: float = 1.0,
     noise_multiplier: float = 1.0,
-    quantile: float | None = None,
-    clip_lr: float = 0.2,
+    quantile: Share | None = None,
+    clip_lr: Finite = 0.2,
     count_noise: float | None = None,
     sampling: privacy.Sampling = "poisson",
 ) -> Algorithm:
@@ -41,8 +41,8 @@ def dp_fedavg(
           updates and count together.
         quantile: γ: fraction of updates to leave unclipped, which C adapts to. None: C is fixed.
         clip_lr: η_C: learning rate of C.
-        count_noise: σ_b: standard deviation of the noise on the count of unclipped updates; None:
-          m/20.
+        count_noise: σ_b: standard deviation of the noise on the count of unclipped updates, with a
+          quantile; None: m/20.
         sampling: "poisson": each client joins independently with probability m/N, as the usual
           analysis assumes; "fixed": m clients are drawn without replacement.
 
@@ -78,6 +78,8 @@ def dp_fedavg(
     """
     if sampling not in ("poisson", "fixed"):
         raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
+    if quantile is None and count_noise is not None:
+        raise ValueError(f"count_noise must be None without a quantile, got {count_noise}")
     private = (
         privacy.gaussian_mechanism(clip, noise_multiplier, clients_per_round)
         if quantile is None

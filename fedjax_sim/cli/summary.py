@@ -101,6 +101,8 @@ def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str
     sizes, visits = np.broadcast_arrays(np.diff(result.provenance.start), result.visits)
     pairs = zip(sizes.ravel().tolist(), visits.ravel().tolist(), strict=True)
     ranked = sorted((privacy.order(n, v), n, v) for n, v in pairs if n and v)
+    if not ranked:
+        return {}
     delta = privacy.delta(sizes.shape[-1], int(sizes.max())) if delta is None else delta
     places = {"min": 0, "median": len(ranked) // 2, "max": -1}
     try:

@@ -25,11 +25,11 @@ class after_a_step(ObjectiveWrapper):
 
     .. math:: \bigl(I - \alpha \nabla^2 F_{b''}(w)\bigr) \nabla F_b(w')
 
-    b' and b'' are drawn in every step, each as large as b, from all samples of the client as they
-    are stored, without the local update's transforms. The product with the Hessian is exact; the
-    authors approximate it by a difference of two gradients. BatchNorm's statistics are those of b.
-    It costs one more gradient, with the Hessian about three. A hypergradient treats the step as a
-    constant. The reported loss is the loss at w'.
+    b' and b'' are drawn in every step from all samples of the client as they are stored, without
+    the local update's transforms. Each has B samples, or all of a smaller client, even if b has
+    fewer. The product with the Hessian is exact; the authors approximate it by a difference of two
+    gradients. BatchNorm's statistics are those of b. It costs one more gradient, with the Hessian
+    about three. A hypergradient treats the step as a constant. The reported loss is the loss at w'.
 
     Args:
         objective: F_b.

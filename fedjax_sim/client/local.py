@@ -116,9 +116,9 @@ class local_sgd(SGD):
         steps: a random number of steps, the same for all clients of a round, in place of E epochs,
             such as ``geometric(0.2)``; None: E epochs.
         shared: statistics that the clients share besides the model, for their objective.
-        half_weights: whether a visit holds its weights in bfloat16 between two steps, rounded up or
-            down at random (Gupta et al. 2015), to move fewer bytes. A step itself computes in the
-            dtype of the weights received, or in the model's, see
+        half_weights: whether a visit holds its float32 weights in bfloat16 between two steps,
+            rounded up or down at random (Gupta et al. 2015), to move fewer bytes. A step itself
+            computes in the dtype of the weights received, or in the model's, see
             :func:`fedjax_sim.models.with_compute_dtype`; the optimiser's state stays as it is.
             Clients return the received weights plus what their steps changed.
         private: makes every step private for single samples, see :class:`dp_sgd`; None: plain

@@ -124,11 +124,21 @@ class ObjectiveWrapper(Part):
 
 
 def remade(objective: Objective, **changes: Any) -> Objective:
-    """Returns an objective with other settings, such as ``term``; wrappers pass them on.
+    """Returns an objective with a ``term`` or an ``adjust``; wrappers pass it on.
 
     Raises:
-        ValueError: if the objective has no such setting, as a plain function has none.
+        ValueError: if the objective has one already, or has no such setting, as a plain function
+            has none.
     """
+    for name, new in changes.items():
+        inner: Any = objective
+        while isinstance(inner, ObjectiveWrapper):
+            inner = inner.objective
+        if (present := getattr(inner, name, None)) is not None:
+            raise ValueError(
+                f"{name} of the objective must be one of {shown(present)} and {shown(new)}: use "
+                f"objective.replace({name}=None) for the second alone"
+            )
     return _replaced(objective, changes)
 
 

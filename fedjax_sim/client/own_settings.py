@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -26,17 +27,21 @@ def checked(
     Raises:
         ValueError: names the setting, the number and its client.
 
-    >>> checked(np.array([1, 5]), [0.5, 1], None, 16), checked(2.0, None, [4, 16], 16)
+    >>> checked(np.array([1, 5]), [0.5, 1], None, 16), checked(2.0, None, [4.0, 16.0], 16)
     (((1, 5), (0.5, 1.0), None), (2.0, None, (4, 16)))
     """
     if np.ndim(epochs):
         epochs = _each("epochs", epochs, 10_000)
+    elif not (isinstance(epochs, numbers.Real) or hasattr(epochs, "dtype")):
+        raise ValueError(f"epochs must be a number, or one for each client, got {epochs!r}")
     elif not 0 < epochs <= 10_000:
         raise ValueError(f"epochs must be above 0 and at most 10000, got {epochs}")
     rates = None if rates is None else _each("rate_by_client", rates, math.inf)
     sizes = None if sizes is None else _each("batch_by_client", sizes, batch_size)
-    if sizes is not None and any(size != int(size) for size in sizes):
-        raise ValueError(f"batch_by_client must be whole numbers, got {sizes}")
+    if sizes is not None:
+        if any(size != int(size) for size in sizes):
+            raise ValueError(f"batch_by_client must be whole numbers, got {sizes}")
+        sizes = tuple(map(int, sizes))
     given = {"epochs": epochs, "rate_by_client": rates, "batch_by_client": sizes}
     counts = {name: len(values) for name, values in given.items() if isinstance(values, tuple)}
     if len({*counts.values()}) > 1:
@@ -120,7 +125,7 @@ def epochs_of(values: Own, stragglers: float, key: Array, client: ClientView) ->
 def steps_of(epochs: Any, batches: Any, most: int | None) -> Any:
     """Returns the steps of E_k epochs of so many minibatches, at most ``most``.
 
-    >>> [int(steps_of(epochs, jnp.int32(3), 5)) for epochs in (1, 2.0, 0.5)]
+    >>> [int(steps_of(epochs, 3, 5)) for epochs in (1, 2.0, 0.5)]
     [3, 5, 2]
     """
     if isinstance(epochs, int | float):
@@ -131,7 +136,7 @@ def steps_of(epochs: Any, batches: Any, most: int | None) -> Any:
     if whole:
         total = batches * epochs
     else:
-        total = jnp.round(epochs * batches.astype(jnp.float32)).astype(jnp.int32)
+        total = jnp.round(epochs * jnp.asarray(batches, jnp.float32)).astype(jnp.int32)
     return total if most is None else jnp.minimum(total, most)
 
 

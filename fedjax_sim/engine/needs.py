@@ -343,6 +343,6 @@ def shares(local: Any, *, weights: bool = False) -> bool:
     one, two = (Variables({"w": jax.ShapeDtypeStruct((n,), jnp.float32)}, {}) for n in (1, 2))
     try:
         first, second = (jax.eval_shape(local.shared_state, model) for model in (one, two))
-    except Exception:  # it looks for names of leaves: the state is checked when a run starts
-        return False
+    except Exception:  # it looks for names of leaves: it shares something, of unknown size
+        return not weights
     return bool(first != second if weights else jax.tree.leaves(first))

@@ -87,10 +87,11 @@ class ditto(Wrapper):
         local: trains w_k.
         lam: λ, the pull towards the shared model; 0 trains v_k alone.
         own: trains v_k, with its own corrections, if any; None: like w_k, on the same minibatches,
-          without w_k's corrections. Its optimiser starts afresh at each visit.
+          without w_k's corrections. Its optimiser, its memory and what the server would share for
+          it, such as drawn numbers of steps, start afresh at each visit.
 
     Raises:
-        ValueError: if lam is negative.
+        ValueError: if lam is negative, or own has settings for another number of clients.
 
     Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
@@ -112,7 +113,12 @@ class ditto(Wrapper):
     own: LocalUpdate | None = None
 
     def __post_init__(self) -> None:
-        _ = self._solver  # checks the settings of own
+        several = {self.local.clients, self._solver.clients} - {None}  # checks the settings of own
+        if len(several) > 1:
+            raise ValueError(
+                "own must have settings for the same clients as local, got "
+                f"{self._solver.clients} and {self.local.clients} clients"
+            )
 
     @functools.cached_property
     def _solver(self) -> LocalUpdate:
@@ -127,6 +133,10 @@ class ditto(Wrapper):
     @property
     def peers(self) -> bool:
         return self.local.peers or self._solver.peers
+
+    @property
+    def clients(self) -> int | None:
+        return self.local.clients or self._solver.clients
 
     @property
     def survey(self) -> Survey | None:

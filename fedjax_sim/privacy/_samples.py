@@ -28,6 +28,12 @@ STEPS_ALONE = Need(
     lambda parts: parts.local.private is not None,
     "local_sgd(private=...) without a wrapper",
 )
+NOTHING_COUNTED = Need(
+    "preaggregation",
+    "pre-aggregations for which clients send nothing before the first round",
+    lambda parts: all(part.setup_traffic is None for part in parts.preaggregation),
+    "preaggregation without discrepancy",
+)
 
 
 class Slope(NamedTuple):
@@ -97,7 +103,7 @@ class dp_sgd(Part):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        quiet = NOTHING_TOLD, NOTHING_OFFERED, NOTHING_AFTER, NO_LOSS_READ
+        quiet = NOTHING_TOLD, NOTHING_OFFERED, NOTHING_AFTER, NO_LOSS_READ, NOTHING_COUNTED
         return (OWN_SAMPLES, STEPS_ALONE, *quiet)
 
     def slope(

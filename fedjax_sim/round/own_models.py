@@ -59,6 +59,7 @@ def score_own(
         received, _ = parts.broadcast.send(None, sent, server if node is None else node, client)
         if adapt:
             client_state, mine = _first_visit(parts, key, received, client, shared)
+            client = dataclasses.replace(client, coin=None)  # from here on it is only scored
         used = with_own(mine, covered(parts, received, client.id, number))
         return score(constants, own_model(key, used, client, client_state), task)
 

@@ -31,6 +31,7 @@ from fedjax_sim.privacy import (
     UpdatePrivacy,
     noise,
 )
+from fedjax_sim.privacy._samples import NOTHING_COUNTED
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.server import weighting
 
@@ -43,6 +44,13 @@ def _keeps_nothing(init: Callable[[Variables], Any]) -> bool:
     except Exception:  # a user's part may need names of leaves
         return False
 
+
+UNMEASURED = Need(
+    "diagnostics",
+    "no numbers computed from single clients without noise",
+    lambda parts: not parts.diagnostics,
+    "diagnostics=None",
+)
 
 ANALYSED = (
     Need(
@@ -116,12 +124,7 @@ ANALYSED = (
         lambda parts: reads_clients(parts.server) is False,
         "server=replace() or optimizer(transform)",
     ),
-    Need(
-        "diagnostics",
-        "no numbers computed from single clients' models without noise",
-        lambda parts: not parts.diagnostics,
-        "diagnostics=None",
-    ),
+    UNMEASURED,
 )
 """Needs of the analysis of a mechanism.
 
@@ -160,6 +163,7 @@ LOCAL = (
     NOTHING_OFFERED,
     NOTHING_AFTER,
     NO_LOSS_READ,
+    NOTHING_COUNTED,
     OWN_SAMPLES,
     APART,
     Need(
@@ -218,6 +222,7 @@ def client_privacy(parts: Parts, data: ClientData) -> ClientPrivacy | None:
     _check_data(data)
     if data.samples_per_round is not None:
         raise UnknownEpsilonError("unknown because of samples that come in with the rounds")
+    _check_needs((UNMEASURED,), parts)
     if added is not None and steps is None:
         _check_needs(LOCAL, parts)
         return UpdatePrivacy(added)
