@@ -201,10 +201,12 @@ class entropy_coded(Compressor):
         last = jnp.concatenate([new[1:], jnp.ones(1, bool)])
         times = count.astype(jnp.float32)
         bits = jnp.sum(jnp.where(last, times * jnp.log2(x.size / times), 0))
-        table = 8 * jnp.minimum(jnp.sum(new, dtype=jnp.int32), most // 8)
+        distinct = jnp.sum(new, dtype=jnp.int32)
+        table = 8 * jnp.minimum(distinct, most // 8)  # no sum exceeds the integers
         # A logarithm that is not exact must not add a byte.
         coded = jnp.minimum(jnp.ceil(bits / 8 - 1e-3), most).astype(jnp.int32)
-        return given, table + jnp.minimum(coded, most - table)
+        shorter = table + jnp.minimum(coded, most - table)
+        return given, jnp.where(distinct > most // 8, most, shorter)
 
 
 class clustered(Compressor):
