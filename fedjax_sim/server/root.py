@@ -31,6 +31,7 @@ from fedjax_sim.engine.needs import (
     NOT_REFLECTED,
     ONE_MODEL,
     ONLY_WEIGHED,
+    OWN_ROWS,
     PLAIN_MEAN,
     WHOLE_MODEL,
 )
@@ -115,7 +116,7 @@ class train_beside(_Training):
     Source: Yoshida et al. 2020 <https://arxiv.org/abs/1905.07210>.
     """
 
-    needs = (ONE_MODEL, WHOLE_MODEL)
+    needs = (ONE_MODEL, WHOLE_MODEL, OWN_ROWS)
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         return SetupTraffic(int(root_view(data).size) * data.sample_bytes, 0)

@@ -23,7 +23,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
 
@@ -164,7 +164,7 @@ class sign_agreement(Server):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (ONE_MODEL, OWN_ROWS, *self.server.needs)
+        return (ONE_MODEL, SYNCHRONOUS, OWN_ROWS, *self.server.needs)
 
     @property
     def download_bytes(self) -> DownloadBytes | None:
