@@ -476,6 +476,13 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fedavg_sketched(sgd(), clients_per_round=2, bits=17),
         "bits must be in 1..16, got 17",
     ),
+    "noise that a message has no room for": (
+        lambda: fedavg_top_k(sgd(), clients_per_round=2).replace(
+            sending=(compression.compressed(compression.top_k(0.1)), fs.sending.noise(0.1))
+        ),
+        "sending noise(0.1) needs to come before codes, whose messages have no room for it, "
+        "sending is (compressed(top_k(0.1)), noise(0.1)): use ",
+    ),
 }
 
 
