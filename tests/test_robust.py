@@ -400,8 +400,10 @@ def rows() -> np.ndarray:
 
 
 def test_sign_flip(rows: np.ndarray) -> None:
-    sent = attacked(attacks.sign_flip(MALICIOUS, 3.0), rows)
-    np.testing.assert_allclose(sent, -3 * rows[[0, 2]], rtol=1e-6)
+    forms: tuple[Any, ...] = (MALICIOUS, MALICIOUS.tolist(), MALICIOUS.astype(int))
+    for malicious in forms:
+        sent = attacked(attacks.sign_flip(malicious, 3.0), rows)
+        np.testing.assert_allclose(sent, -3 * rows[[0, 2]], rtol=1e-6)
 
 
 def test_gaussian(rows: np.ndarray) -> None:
