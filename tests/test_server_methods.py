@@ -854,6 +854,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         f"server chain(sign_agreement(2, replace())) {FOR_ALL}stale(2)",
     ),
+    "more signs than models": (
+        lambda: together(server=server.sign_agreement(6.5, server.replace())),
+        "server sign_agreement(6.5, replace()) needs at least 6.5 models that are aggregated "
+        "together, clients_per_round is 6: use a larger cohort, or a smaller threshold",
+    ),
     "a server's samples beside rows that are mixtures": (
         lambda: together(
             preaggregation=(preaggregation.bucketing(2),), server=server.train_beside(any_local())

@@ -21,9 +21,10 @@ from fedjax_sim.base import (
     SetupTraffic,
     SetupTrafficOf,
     Variables,
+    concrete,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
 
@@ -137,7 +138,8 @@ class sign_agreement(Server):
 
     Raises:
         ValueError: if threshold is negative, or literal and backwards are both set: the server
-            would go up wherever all clients want to go down.
+            would go up wherever all clients want to go down; by ``compose``, if it is more than the
+            models that are aggregated together, which can never agree enough.
 
     Source: Ozdayi et al. 2020 <https://arxiv.org/abs/2010.15582>, section 3.4 and eq. 3; Ozdayi et
     al. 2021 <https://arxiv.org/abs/2007.03767>, eq. 3, for ``backwards``.
@@ -164,7 +166,14 @@ class sign_agreement(Server):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (ONE_MODEL, SYNCHRONOUS, OWN_ROWS, *self.server.needs)
+        least = self.threshold
+        enough = Need(
+            "clients_per_round",
+            f"at least {least} models that are aggregated together",
+            lambda parts: not concrete(least) or least <= awaited(parts),
+            "a larger cohort, or a smaller threshold",
+        )
+        return (ONE_MODEL, SYNCHRONOUS, OWN_ROWS, enough, *self.server.needs)
 
     @property
     def download_bytes(self) -> DownloadBytes | None:
