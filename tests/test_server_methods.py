@@ -1039,6 +1039,30 @@ def apply_once(part: PreAggregation) -> Any:
 p3 = partition_from_lists([[0, 1, 2], [3, 4, 5]])
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "peers": (lambda: server.train_on_root(any_local(peers=True)), "got peers=True"),
+    "another kind": (
+        lambda: server.train_on_root(fs.toy().model),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got ",
+    ),
+    "trust in another kind": (
+        lambda: preaggregation.trust(0.1),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got 0.1",
+    ),
+    "a twin of another kind": (
+        lambda: fs.diagnostics.central_divergence(0.1),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got 0.1",
+    ),
+    "no model": (
+        lambda: server.distilled(5),  # type: ignore[arg-type]
+        "model must be a Model, got 5",
+    ),
+    "a list of servers": (
+        lambda: server.chain([server.replace()]),  # type: ignore[arg-type]
+        "every server of a chain must be a Server, got [replace()]",
+    ),
+    "an optimiser in place of a server": (
+        lambda: server.sign_agreement(2, server.replace),  # type: ignore[arg-type]
+        "server must be a Server, got the class replace: use replace(...)",
+    ),
     "kept": (
         lambda: start_of(server.train_on_root(any_local(corrections=(corrections.scaffold(),)))),
         "local must neither keep nor share anything",

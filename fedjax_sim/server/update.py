@@ -23,6 +23,7 @@ from fedjax_sim.base import (
     Variables,
     concrete,
 )
+from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
@@ -161,6 +162,7 @@ class sign_agreement(Server):
     backwards: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("server must be a", Server, self.server)
         if self.literal and self.backwards:
             raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 
@@ -232,6 +234,8 @@ class chain(Server):
 
     def __init__(self, *servers: Server) -> None:
         object.__setattr__(self, "servers", servers)
+        for server in servers:
+            check_kind("every server of a chain must be a", Server, server)
         for server in servers[1:]:
             if server.dual is not None:
                 raise ValueError(
