@@ -87,6 +87,14 @@ def test_an_entropy_code_counts_values(case: str) -> None:
         assert int(size) == entropy_bytes(np.asarray(given), code.bytes(999))
 
 
+@pytest.mark.parametrize("n", [2, 13])
+def test_a_table_that_is_too_long_is_not_sent(n: int) -> None:
+    """Most values differ: the table alone takes more than the quantiser's own message."""
+    code, x = compression.uniform_quantisation(16), jnp.sqrt(jnp.arange(1.0, n + 1))
+    given, size = jax.jit(compression.entropy_coded(code).measure)(KEY, x)
+    assert int(size) == entropy_bytes(np.asarray(given), code.bytes(n)) == code.bytes(n)
+
+
 @pytest.mark.parametrize("levels", [1, 3, 8])
 def test_clusters_are_those_of_lloyd(levels: int) -> None:
     x = np.random.default_rng(4).standard_t(3, size=500).astype(np.float32)

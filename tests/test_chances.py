@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from composing import one_step
 from conftest import SIZES, assert_trees, first_weights, make_federation
@@ -268,6 +269,11 @@ def test_both_probabilities_divide_a_weight() -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "median": ({"aggregator": fs.aggregators.coordinate_median}, "aggregator is coordinate_median"),
     "fedexp": ({"server": fs.server.extrapolated()}, r"server is extrapolated\("),
+    "fedadmm": ({"server": fs.server.participation()}, r"server is participation\("),
+    "hybrid_fl": (
+        {"server": fs.server.train_beside(fs.local_sgd(fs.toy().objective, optax.sgd(0.1)))},
+        r"server is train_beside\(",
+    ),
     "stale": ({"broadcast": fs.broadcast.stale(2)}, r"broadcast is stale\("),
     "q-FedAvg": ({"preaggregation": (fs.preaggregation.q_fair(1.0, 0.1),)}, "preaggregation is "),
 }

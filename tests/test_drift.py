@@ -690,6 +690,10 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "cm's optimiser": (
         lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that its settings assume",
     ),
+    "cm of buckets": (
+        lambda net: made("fedcm", net).replace(preaggregation=(fs.preaggregation.bucketing(2),)),
+        "needs one client's update in each row, preaggregation is",
+    ),
     "cm in flight": (
         lambda net: made("fedcm", net).replace(flight=fs.flight.delayed(2)),
         "client_momentum(0.1, 0.2),)) needs models that return in the round in which they "

@@ -153,7 +153,7 @@ def test_caf(byzantine: float, stack: tuple[np.ndarray, np.ndarray]) -> None:
     np.testing.assert_allclose(ours, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("far", [1e3, 1e6, 1e12])
+@pytest.mark.parametrize("far", [1e3, 1e6, 1e12, 3e18])
 def test_caf_sees_the_others_beside_far_rows(far: float) -> None:
     """What is left is filtered as if the two far rows had never been there."""
     rows = np.random.default_rng(6).normal(size=(12, WIDTH)).astype(np.float32)
@@ -400,8 +400,10 @@ def rows() -> np.ndarray:
 
 
 def test_sign_flip(rows: np.ndarray) -> None:
-    sent = attacked(attacks.sign_flip(MALICIOUS, 3.0), rows)
-    np.testing.assert_allclose(sent, -3 * rows[[0, 2]], rtol=1e-6)
+    forms: tuple[Any, ...] = (MALICIOUS, MALICIOUS.tolist(), MALICIOUS.astype(int))
+    for malicious in forms:
+        sent = attacked(attacks.sign_flip(malicious, 3.0), rows)
+        np.testing.assert_allclose(sent, -3 * rows[[0, 2]], rtol=1e-6)
 
 
 def test_gaussian(rows: np.ndarray) -> None:

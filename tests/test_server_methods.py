@@ -854,6 +854,17 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         f"server chain(sign_agreement(2, replace())) {FOR_ALL}stale(2)",
     ),
+    "more signs than models": (
+        lambda: together(server=server.sign_agreement(6.5, server.replace())),
+        "server sign_agreement(6.5, replace()) needs at least 6.5 models that are aggregated "
+        "together, clients_per_round is 6: use a larger cohort, or a smaller threshold",
+    ),
+    "a server's samples beside rows that are mixtures": (
+        lambda: together(
+            preaggregation=(preaggregation.bucketing(2),), server=server.train_beside(any_local())
+        ),
+        "needs one client's update in each row, preaggregation is (bucketing(),): use ",
+    ),
     "IFCA with a server optimiser": (
         lambda: together(
             broadcast=clustering.ifca(2, NONE), server=server.optimizer(optax.sgd(1.0))
@@ -972,6 +983,31 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 test_parts_that_do_not_fit_are_refused = rejects(REFUSED)
 
 
+FROM_THE_NEWEST: dict[str, Callable[[], dict[str, Any]]] = {
+    "FLTrust": lambda: {"preaggregation": (preaggregation.trust(any_local()),)},
+    "Zeno": lambda: {"preaggregation": (preaggregation.suspicion(NONE),)},
+    "q-FFL": lambda: {"preaggregation": (preaggregation.q_fair(1, 0.1),)},
+    "AFL": lambda: {"preaggregation": (preaggregation.agnostic(0.1),)},
+    "FedNova": lambda: {"preaggregation": (preaggregation.normalise(0.1),)},
+    "neighbours": lambda: {"preaggregation": (preaggregation.nearest_neighbour_mixing(0.0),)},
+    "buckets": lambda: {"preaggregation": (preaggregation.bucketing(2),)},
+    "signs": lambda: {"server": server.sign_agreement(2, server.replace())},
+    "FedExP": lambda: {"server": server.extrapolated()},
+}
+
+
+@pytest.mark.parametrize("case", FROM_THE_NEWEST)
+def test_updates_from_models_of_several_ages_are_refused(case: str) -> None:
+    """Drawn ages and those of a clock are refused alike."""
+    timed: dict[str, Any] = {"flight": flight.buffered(4), "clock": fs.clock.simulated(1.0)}
+    together(**timed)
+    parts, drawn = FROM_THE_NEWEST[case](), {"broadcast": broadcast.stale(2)}
+    for ages, message in ((drawn, FOR_ALL), (timed, "needs no server update while clients train")):
+        with pytest.raises(ValueError, match=message) as caught:
+            together(**ages, **parts)
+        assert len(str(caught.value).splitlines()) == 1
+
+
 class unknown(fs.base.Wrapper):
     response = None
 
@@ -1003,6 +1039,30 @@ def apply_once(part: PreAggregation) -> Any:
 p3 = partition_from_lists([[0, 1, 2], [3, 4, 5]])
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "peers": (lambda: server.train_on_root(any_local(peers=True)), "got peers=True"),
+    "another kind": (
+        lambda: server.train_on_root(fs.toy().model),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got ",
+    ),
+    "trust in another kind": (
+        lambda: preaggregation.trust(0.1),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got 0.1",
+    ),
+    "a twin of another kind": (
+        lambda: fs.diagnostics.central_divergence(0.1),  # type: ignore[arg-type]
+        "local must be a LocalUpdate, got 0.1",
+    ),
+    "no model": (
+        lambda: server.distilled(5),  # type: ignore[arg-type]
+        "model must be a Model, got 5",
+    ),
+    "a list of servers": (
+        lambda: server.chain([server.replace()]),  # type: ignore[arg-type]
+        "every server of a chain must be a Server, got [replace()]",
+    ),
+    "an optimiser in place of a server": (
+        lambda: server.sign_agreement(2, server.replace),  # type: ignore[arg-type]
+        "server must be a Server, got the class replace: use replace(...)",
+    ),
     "kept": (
         lambda: start_of(server.train_on_root(any_local(corrections=(corrections.scaffold(),)))),
         "local must neither keep nor share anything",

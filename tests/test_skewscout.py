@@ -134,3 +134,5 @@ def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
         algorithm.replace(flight=fs.flight.delayed(2))
     with pytest.raises(ValueError, match="needs clients that send their updates unchanged"):
         algorithm.replace(sending=(fs.sending.sign_flip(np.arange(8) < 2),))
+    with pytest.raises(ValueError, match="needs pre-aggregations that change only the weights"):
+        algorithm.replace(preaggregation=(fs.preaggregation.bucketing(2),))

@@ -39,8 +39,9 @@ class fang_trim(Colluding):
     .. math:: \Delta_{k,j} \sim \mu_j - s_j\, U[3, 4]\, \sigma_j, \qquad
               s = \operatorname{sign} \mu
 
-    Each attacker draws its own values. It is also the paper's attack on the coordinate median, and
-    moves the mean.
+    Each attacker draws its own values. With partial knowledge a single attacker of a round sends
+    its own update: σ is 0. It is also the paper's attack on the coordinate median, and moves the
+    mean.
 
     Args:
         malicious: ``bool[N]``.

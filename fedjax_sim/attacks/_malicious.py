@@ -84,7 +84,7 @@ class Attack(Sending):
 
     def hostile(self, client: Array) -> Array:
         """Returns whether ``client`` is malicious, in its shape; False for N, no client."""
-        return jnp.append(self.malicious, False)[client]
+        return jnp.append(jnp.asarray(self.malicious, bool), False)[client]
 
 
 def check_malicious(malicious: Malicious, data: ClientData) -> None:

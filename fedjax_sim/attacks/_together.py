@@ -75,7 +75,8 @@ class alie(Colluding):
               s = \Bigl\lfloor \frac n2 + 1 \Bigr\rfloor - m
 
     with the mean μ and standard deviation σ of every coordinate over the honest updates of the m
-    malicious clients among the n that send: the attackers know their own updates and no others.
+    malicious clients among the n that send: the attackers know their own updates and no others. A
+    single attacker of a round has no σ and sends its own update.
 
     Args:
         malicious: ``bool[N]``.

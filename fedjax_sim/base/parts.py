@@ -255,6 +255,23 @@ def shown(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
+def check_kind(wanted: str, kind: type, part: Any) -> None:
+    """Rejects a part of another kind, such as a class that was not called.
+
+    >>> check_kind("server must be a", Part, Part)
+    Traceback (most recent call last):
+    ValueError: server must be a Part, got the class Part: use Part(...)
+    """
+    if not isinstance(part, kind):
+        got = uncalled(part) if isinstance(part, type) else f"{part!r}"
+        raise ValueError(f"{wanted} {kind.__name__}, got {got}")
+
+
+def uncalled(part: type) -> str:
+    """Returns what to write in place of a class that was not called."""
+    return f"the class {part.__name__}: use {part.__name__}(...)"
+
+
 def written_arguments(origin: Origin, write: Callable[[Any], str]) -> Iterator[str]:
     """Yields the settings as a caller would write them; those without a default by position."""
     parameters = inspect.signature(origin.factory).parameters

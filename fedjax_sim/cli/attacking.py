@@ -174,6 +174,12 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
             f"--attack {attack.attack}: the shift z is 0 for {hostile} of {clients} clients, too "
             "few to sway a majority: give alie(z=1.5), or more --attackers"
         )
+    blind = "alie" in named or named.get("fang_trim", {}).get("knowledge") == "partial"
+    if blind and hostile == 1:
+        raise ValueError(
+            f"--attack {attack.attack}: 1 of {clients} clients knows no other update and sends its "
+            "own: give more --attackers"
+        )
     parts = algorithm.parts
     known = {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
     with naming(f"--attack {attack.attack}"):

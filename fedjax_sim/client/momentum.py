@@ -24,7 +24,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
-from fedjax_sim.engine.needs import FRESH, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL
+from fedjax_sim.engine.needs import FRESH, FROM_RECEIVED, NO_FLIGHT, ONE_MODEL, OWN_ROWS
 from fedjax_sim.engine.reach import gradient_weight
 
 
@@ -178,7 +178,7 @@ class client_momentum(Correction):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum), FRESH)
+        return (ONE_MODEL, NO_FLIGHT, OWN_ROWS, sgd_of("lr", self.lr, self.momentum), FRESH)
 
     def shared_state(self, params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)

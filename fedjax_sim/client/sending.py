@@ -1,6 +1,7 @@
-"""What clients send instead of their updates: attacks, codes, clips, noise, applied in order.
+"""What clients send instead of their updates: attacks, clips, noise, codes, applied in order.
 
-An attack comes first: a code then encodes the forged update, and a clip bounds it.
+An attack comes first: a clip then bounds the forged update, and a code encodes it. Noise comes
+before a code.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.client.reports import Score
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import AS_IT_IS, NO_FLIGHT, ONE_MODEL
+from fedjax_sim.engine.needs import AS_IT_IS, NO_FLIGHT, ONE_MODEL, ONLY_WEIGHED
 from fedjax_sim.engine.streams import Client, stream
 
 NOBODY = -1
@@ -159,7 +159,7 @@ class _TravellingModel(Shared):
 
     settings: scouted
 
-    needs = (NO_FLIGHT, ONE_MODEL, AS_IT_IS)
+    needs = (NO_FLIGHT, ONE_MODEL, AS_IT_IS, ONLY_WEIGHED)
 
     def init(self, variables: Variables) -> Scout:
         none, zero = jnp.int32(NOBODY), jnp.float32(0)

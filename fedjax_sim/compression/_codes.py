@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Count, Fraction, NonNegative, Part
+from fedjax_sim.base.parts import check_kind
 
 
 class Compressor(Part):
@@ -183,6 +184,7 @@ class entropy_coded(Compressor):
     measured = True
 
     def __post_init__(self) -> None:
+        check_kind("code must be a", Compressor, self.code)
         if self.code.measured:
             raise ValueError(f"code must have messages of one size, got {self.code}")
 
@@ -201,10 +203,12 @@ class entropy_coded(Compressor):
         last = jnp.concatenate([new[1:], jnp.ones(1, bool)])
         times = count.astype(jnp.float32)
         bits = jnp.sum(jnp.where(last, times * jnp.log2(x.size / times), 0))
-        table = 8 * jnp.minimum(jnp.sum(new, dtype=jnp.int32), most // 8)
+        distinct = jnp.sum(new, dtype=jnp.int32)
+        table = 8 * jnp.minimum(distinct, most // 8)  # no sum exceeds the integers
         # A logarithm that is not exact must not add a byte.
         coded = jnp.minimum(jnp.ceil(bits / 8 - 1e-3), most).astype(jnp.int32)
-        return given, table + jnp.minimum(coded, most - table)
+        shorter = table + jnp.minimum(coded, most - table)
+        return given, jnp.where(distinct > most // 8, most, shorter)
 
 
 class clustered(Compressor):
@@ -236,6 +240,9 @@ class clustered(Compressor):
 
     code: Compressor
     levels: Count
+
+    def __post_init__(self) -> None:
+        check_kind("code must be a", Compressor, self.code)
 
     def compress(self, key: Array, x: Array) -> Array:
         x = self.code.compress(key, x)

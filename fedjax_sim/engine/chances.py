@@ -17,6 +17,7 @@ from fedjax_sim.engine.needs import (
     UNCHANGED,
     per_visit,
 )
+from fedjax_sim.engine.reading import moves_by_mean
 
 EQUAL_OR_UNBIASED = Need(
     "weighting",
@@ -47,7 +48,7 @@ DIVIDED = (
     Need(
         "server",
         "a server that moves by the aggregate alone",
-        lambda parts: not parts.server.reads_updates,
+        lambda parts: moves_by_mean(parts.server),
         "server=replace(), mix(alpha) or optimizer(transform)",
     ),
 )

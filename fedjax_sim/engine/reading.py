@@ -70,6 +70,15 @@ def reads_clients(server: Server) -> bool | None:
     return any(jax.tree.leaves(used._replace(cohort=clients)))
 
 
+def moves_by_mean(server: Server) -> bool:
+    """Returns whether a server's move is known to depend on nothing but the aggregate.
+
+    A server that cannot be traced counts, unless clients send it more than their updates.
+    """
+    more = server.setup_traffic is not None or server.reads_updates
+    return not more and not reads_clients(server)
+
+
 def two_weights(weighting: Callable[..., Any], visited: tuple[int, int]) -> Any:
     """Returns the weights of models of 1 and 40 samples, ``f[2]``; None if a setting is traced."""
     with jax.ensure_compile_time_eval():

@@ -21,17 +21,13 @@ from fedjax_sim.engine.needs import (
     OWN_SAMPLES,
     PLAIN_MEAN,
 )
-from fedjax_sim.engine.reading import reads_clients
+from fedjax_sim.engine.reading import moves_by_mean
 
 # All rows hold the same noise: their signs or norms would reveal single clients.
 MEAN_ALONE = Need(
     "server",
     "a server that sees nothing but the noisy mean",
-    lambda parts: (
-        parts.server.setup_traffic is None
-        and not parts.server.reads_updates
-        and not reads_clients(parts.server)
-    ),
+    lambda parts: moves_by_mean(parts.server),
     "server=replace() or optimizer(transform)",
 )
 

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, Finite, PyTree, Sending, Sent, Variables
+from fedjax_sim.base import Array, Finite, Need, PyTree, Sending, Sent, Variables
 from fedjax_sim.engine import tree
+
+
+def _before_codes(parts: Any) -> bool:
+    """Returns whether no noise is added to an update that is encoded already."""
+    coded = [part.bytes is not None for part in parts.sending]
+    noisy = [isinstance(part, noise) for part in parts.sending]
+    return True not in coded or True not in noisy[coded.index(True) :]
+
+
+BEFORE_CODES = Need(
+    "sending",
+    "to come before codes, whose messages have no room for it",
+    _before_codes,
+    "sending=(noise(sigma), compressed(...))",
+)
 
 
 class noise(Sending):
@@ -25,6 +42,8 @@ class noise(Sending):
     """
 
     sigma: Finite
+
+    needs = (BEFORE_CODES,)
 
     def send(
         self, key: Array, kept: PyTree, update: Variables, message: PyTree, client: Array

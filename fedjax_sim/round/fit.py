@@ -29,6 +29,7 @@ from fedjax_sim.base import (
     ranges,
     shown,
 )
+from fedjax_sim.base.parts import check_kind, uncalled
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
@@ -100,19 +101,19 @@ def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
 def _check_kinds(parts: Any) -> None:
     for role, kind in KINDS.items():
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        _check(f"{role} must be {article}", kind, getattr(parts, role))
+        check_kind(f"{role} must be {article}", kind, getattr(parts, role))
     if parts.finish is not None:
-        _check("finish must be a", Finish, parts.finish)
+        check_kind("finish must be a", Finish, parts.finish)
     if parts.clock is not None:
-        _check("clock must be a", Clock, parts.clock)
+        check_kind("clock must be a", Clock, parts.clock)
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
-            _check(f"{role} must be a sequence of", kind, part)
+            check_kind(f"{role} must be a sequence of", kind, part)
     for name, diagnostic in parts.diagnostics.items():
-        _check(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
+        check_kind(f"diagnostics[{name!r}] must be a", Diagnostic, diagnostic)
     flight = parts.flight
     if flight.refresh is not None:
-        _check("refresh must be a", Refresh, flight.refresh)
+        check_kind("refresh must be a", Refresh, flight.refresh)
     if flight.evaluated not in ("server", "in_flight"):
         raise ValueError(f"evaluated must be 'server' or 'in_flight', got {flight.evaluated!r}")
     functions = {role: getattr(parts, role) for role in FUNCTIONS} | {"personal": parts.personal}
@@ -122,24 +123,13 @@ def _check_kinds(parts: Any) -> None:
         if part is None and role not in FUNCTIONS:
             continue
         if isinstance(part, type):
-            raise ValueError(f"{role} must be a function, got {_uncalled(part)}")
+            raise ValueError(f"{role} must be a function, got {uncalled(part)}")
         if not callable(part):
             raise ValueError(f"{role} must be a function, got {part!r}")
         if getattr(part, "__annotations__", {}).get("return") in MADE:
             raise ValueError(
                 f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
             )
-
-
-def _check(wanted: str, kind: type, part: Any) -> None:
-    """Rejects a part of another kind, such as a class that was not called."""
-    if not isinstance(part, kind):
-        got = _uncalled(part) if isinstance(part, type) else f"{part!r}"
-        raise ValueError(f"{wanted} {kind.__name__}, got {got}")
-
-
-def _uncalled(part: type) -> str:
-    return f"the class {part.__name__}: use {part.__name__}(...)"
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Gathered, Need, Positive, PyTree, Server, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, OWN_ROWS, PLAIN_MEAN
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, OWN_ROWS, PLAIN_MEAN, SYNCHRONOUS
 from fedjax_sim.engine.order import keep_whole
 from fedjax_sim.models.layers import fan_in_uniform
 from fedjax_sim.models.leaves import path_of
@@ -63,7 +63,7 @@ class exact_lora(Server):
     restart: bool = False
     alpha: Positive | None = None
 
-    needs = (PLAIN_MEAN, ONE_MODEL, NO_FLIGHT, OWN_ROWS, FROZEN, ALONE)
+    needs = (PLAIN_MEAN, ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, OWN_ROWS, FROZEN, ALONE)
 
     def moves(self, variables: Variables) -> Variables:
         params = variables.params

@@ -25,12 +25,14 @@ from fedjax_sim.base import (
     Variables,
     for_classes,
 )
+from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import of_each, on_root, root_view, rows_at, shuffled
 from fedjax_sim.engine.needs import (
     NOT_REFLECTED,
     ONE_MODEL,
     ONLY_WEIGHED,
+    OWN_ROWS,
     PLAIN_MEAN,
     WHOLE_MODEL,
 )
@@ -48,6 +50,7 @@ class _Training(Server):
     reads_updates = False
 
     def __post_init__(self) -> None:
+        check_kind("local must be a", LocalUpdate, self.local)
         if self.local.peers:
             raise ValueError(
                 "local must do without the other clients' samples to train on the server's, got "
@@ -115,7 +118,7 @@ class train_beside(_Training):
     Source: Yoshida et al. 2020 <https://arxiv.org/abs/1905.07210>.
     """
 
-    needs = (ONE_MODEL, WHOLE_MODEL)
+    needs = (ONE_MODEL, WHOLE_MODEL, OWN_ROWS)
 
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         return SetupTraffic(int(root_view(data).size) * data.sample_bytes, 0)
@@ -168,6 +171,9 @@ class distilled(Server):
     lr: Positive = 1e-3
     _: dataclasses.KW_ONLY
     batch_size: Count = 128
+
+    def __post_init__(self) -> None:
+        check_kind("model must be a", Model, self.model)
 
     # It evaluates the models themselves: no rule guards it, and every row must be a model.
     needs = (WHOLE_MODEL, NOT_REFLECTED, ONLY_WEIGHED, PLAIN_MEAN)

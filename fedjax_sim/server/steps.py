@@ -17,7 +17,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import dual_clients
-from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN, SYNCHRONOUS
 
 
 class dynamic(Server):
@@ -118,7 +118,7 @@ class extrapolated(Server):
 
     eps: NonNegative = 1e-3
 
-    needs = (ONE_MODEL, PLAIN_MEAN)
+    needs = (ONE_MODEL, SYNCHRONOUS, PLAIN_MEAN)
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered

@@ -21,9 +21,11 @@ from fedjax_sim.base import (
     SetupTraffic,
     SetupTrafficOf,
     Variables,
+    concrete,
 )
+from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS
+from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
 
@@ -137,7 +139,8 @@ class sign_agreement(Server):
 
     Raises:
         ValueError: if threshold is negative, or literal and backwards are both set: the server
-            would go up wherever all clients want to go down.
+            would go up wherever all clients want to go down; by ``compose``, if it is more than the
+            models that are aggregated together, which can never agree enough.
 
     Source: Ozdayi et al. 2020 <https://arxiv.org/abs/2010.15582>, section 3.4 and eq. 3; Ozdayi et
     al. 2021 <https://arxiv.org/abs/2007.03767>, eq. 3, for ``backwards``.
@@ -159,12 +162,20 @@ class sign_agreement(Server):
     backwards: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("server must be a", Server, self.server)
         if self.literal and self.backwards:
             raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (ONE_MODEL, OWN_ROWS, *self.server.needs)
+        least = self.threshold
+        enough = Need(
+            "clients_per_round",
+            f"at least {least} models that are aggregated together",
+            lambda parts: not concrete(least) or least <= awaited(parts),
+            "a larger cohort, or a smaller threshold",
+        )
+        return (ONE_MODEL, SYNCHRONOUS, OWN_ROWS, enough, *self.server.needs)
 
     @property
     def download_bytes(self) -> DownloadBytes | None:
@@ -223,6 +234,8 @@ class chain(Server):
 
     def __init__(self, *servers: Server) -> None:
         object.__setattr__(self, "servers", servers)
+        for server in servers:
+            check_kind("every server of a chain must be a", Server, server)
         for server in servers[1:]:
             if server.dual is not None:
                 raise ValueError(

@@ -171,8 +171,8 @@ class caf(Rule):
     aggregate is the :math:`\mu_c` whose :math:`\lambda_c` was the smallest; n are the present rows,
     :math:`f = \lfloor \text{byzantine} \cdot n \rfloor`. It needs no bound on the honest rows'
     variance. Eigenvectors are over the trainable parameters; BatchNorm statistics are averaged with
-    the same c. Every present row counts once, whatever its weight. A row at no finite distance from
-    the coordinate-wise median starts with c = 0.
+    the same c. Every present row counts once, whatever its weight. A row starts with c = 0 if 8
+    times its squared distance from the coordinate-wise median is beyond float32.
 
     ByzFL approximates :math:`v_c` by one step of the power method from a random vector; here it is
     exact: it follows from the [n, n] products of the rows, so that only these read whole models.
@@ -208,9 +208,9 @@ class caf(Rule):
         # of the others would cancel.
         centre = coordinate_median(stacked, weights)
         offset = jax.tree.map(lambda rows, a: rows - a[None], stacked, centre)
-        finite = present & jnp.isfinite(
-            tree.squared_distances(trainable(stacked), trainable(centre))
-        )
+        # Entries of the centred products may be four times the largest squared distance.
+        square = tree.squared_distances(trainable(stacked), trainable(centre))
+        finite = present & jnp.isfinite(8 * square)
         products = _products(tree.select_rows(finite, offset, jax.tree.map(jnp.zeros_like, offset)))
 
         def filtered(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import sgd_of
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, SYNCHRONOUS
 from fedjax_sim.engine.order import keep_whole
 
 SMALLEST = 1e-10  # a loss of 0 has no power of a negative exponent
@@ -69,7 +69,7 @@ class q_fair(PreAggregation):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum))
+        return (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, sgd_of("lr", self.lr, self.momentum))
 
     def apply(
         self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
@@ -115,7 +115,7 @@ class agnostic(PreAggregation):
 
     reads = ("initial_loss",)
     weighs = True
-    needs = (ONE_MODEL, NO_FLIGHT)
+    needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS)
 
     def init(self, variables: Variables, data: ClientData) -> Array:
         return jnp.full(data.clients, 1 / data.clients, jnp.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Cohort, Count, Minority, Need, PreAggregation, PyTree, Variables
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, WHOLE_MODEL
+from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, SYNCHRONOUS, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import enough, share_of, trainable
 
 
@@ -30,7 +30,7 @@ READ_BEFORE = Need(
     "that part before it",
 )
 # Only updates of one model are measured from the same point.
-MIXED = (ONE_MODEL, ALL_DUE, WHOLE_MODEL, READ_BEFORE)
+MIXED = (ONE_MODEL, SYNCHRONOUS, ALL_DUE, WHOLE_MODEL, READ_BEFORE)
 
 
 class nearest_neighbour_mixing(PreAggregation):

@@ -20,7 +20,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import reach, tree
 from fedjax_sim.engine.matching import sgd_of
-from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL
+from fedjax_sim.engine.needs import FRESH, NO_FLIGHT, ONE_MODEL, SYNCHRONOUS
 
 
 class normalise(PreAggregation):
@@ -89,7 +89,8 @@ class normalise(PreAggregation):
             lambda parts: [term.pull for term in parts.local.corrections] == ([mu] if mu else []),
             "fednova(mu=...) on a local update without corrections",
         )
-        return (ONE_MODEL, NO_FLIGHT, sgd_of("lr", self.lr, self.momentum), FRESH, known)
+        sgd = sgd_of("lr", self.lr, self.momentum)
+        return (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, sgd, FRESH, known)
 
     def apply(
         self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort

@@ -23,9 +23,10 @@ from fedjax_sim.base import (
     PyTree,
     Variables,
 )
+from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view, rows_at, shuffled
-from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, WHOLE_MODEL
+from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, SYNCHRONOUS, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import share_of
 
 LAST = Need(
@@ -69,7 +70,7 @@ class suspicion(PreAggregation):
 
     drops = True
     weighs = True
-    needs = (ONE_MODEL, NO_FLIGHT, WHOLE_MODEL, LAST)
+    needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, WHOLE_MODEL, LAST)
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
         root_view(data)  # rejects data without root before the first round
@@ -128,9 +129,10 @@ class trust(PreAggregation):
 
     local: LocalUpdate
 
-    needs = (ONE_MODEL, NO_FLIGHT, WHOLE_MODEL)
+    needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, WHOLE_MODEL)
 
     def __post_init__(self) -> None:
+        check_kind("local must be a", LocalUpdate, self.local)
         if self.local.peers:
             raise ValueError(
                 "local must do without the other clients' samples for FLTrust, got peers=True"
