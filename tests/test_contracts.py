@@ -1147,6 +1147,10 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(redistribution=fs.redistribution.permute)
     with pytest.raises(ValueError, match="server must be a Server, got the class replace"):
         plain.replace(server=fs.server.replace)
+    with pytest.raises(ValueError, match="server must be a Server, got 0"):
+        plain.replace(server=0)
+    with pytest.raises(TypeError, match=r"^execution is no part of an algorithm: use on\(exec"):
+        plain.replace(execution=fs.make_execution(1))
 
 
 def test_a_wrong_call_of_a_part_names_its_function() -> None:
