@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -93,11 +94,23 @@ def test_every_sample_comes_in_once(federation: Federation) -> None:
 
 @pytest.mark.slow
 def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
+    """Personal models too are made of the samples that have come in, at the rate of that round."""
     method = fs.fedavg(local(), clients_per_round=COHORT).on(ONE["execution"])
-    whole = play(method, MODEL, federation.data, 1)
-    once = play(method, MODEL, streamed(federation.data, max(SIZES)), 2)
+    first = local().change(rate_by_round=lambda t: (t < 1).astype(np.float32))
+    method = method.replace(personal=fs.personal.fine_tuned(first))
+    stream = streamed(federation.data, max(SIZES))
+    whole, once = play(method, MODEL, federation.data, 1), play(method, MODEL, stream, 2)
     for run in once.servers:
         assert_trees(run, whole.final)
+
+    def own(state: Any, data: ClientData) -> Any:
+        key, tasks = jax.random.key(0), jnp.zeros(len(SIZES))
+        return method.score_personal(key, state, data, lambda _, model, __: model, (), tasks)
+
+    found = own(once.states[0], stream)
+    assert_trees(found, own(whole.states[0], federation.data), rtol=1e-5, atol=1e-6)
+    moved = fs.tree.norms(fs.tree.subtract(found, fs.tree.stack_copies(once.servers[0], 8)))
+    assert (np.asarray(moved) > 0).all()
 
 
 def method_of(name: str, **options: Any) -> fs.Algorithm:
