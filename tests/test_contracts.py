@@ -1153,6 +1153,15 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(execution=fs.make_execution(1))
 
 
+def test_a_part_that_has_the_name_of_a_default_is_shown() -> None:
+    def mean(stacked: Any, weights: Any) -> Any:
+        return fs.tree.mean(stacked, weights)
+
+    plain = fs.compose(update(), 3)
+    assert "aggregator" not in repr(plain)
+    assert "\n  aggregator=mean,\n" in repr(plain.replace(aggregator=mean))
+
+
 def test_a_wrong_call_of_a_part_names_its_function() -> None:
     with pytest.raises(TypeError, match=r"^fedavg\(\) missing .*: 'clients_per_round'"):
         fs.fedavg(update())  # type: ignore[call-arg]
