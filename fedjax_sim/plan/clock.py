@@ -162,7 +162,7 @@ class traced(_Rounds):
         first: the number of uploads that the server waits for.
         idle: the duration of a round in which no client trains.
         watts: the power of a computing device.
-        seed: seed of the failures.
+        seed: without effect, as the file has all that is drawn by it elsewhere.
 
     Raises:
         ValueError: if a number in the file is out of range, a client is missing, or rows are out of
