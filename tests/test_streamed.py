@@ -19,6 +19,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import ClientData, LocalUpdate
 from fedjax_sim.bench import main
 from fedjax_sim.data import streamed
+from fedjax_sim.engine.clients import client_sizes, samples_of, visits
 
 SIZES = (9, 20, 5, 14, 30, 3, 12, 7)
 LR, EACH, ROUNDS, COHORT = 0.2, 4, 4, 5
@@ -111,6 +112,17 @@ def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
     assert_trees(found, own(whole.states[0], federation.data), rtol=1e-5, atol=1e-6)
     moved = fs.tree.norms(fs.tree.subtract(found, fs.tree.stack_copies(once.servers[0], 8)))
     assert (np.asarray(moved) > 0).all()
+
+
+@pytest.mark.parametrize("each", [10**6, 7])
+def test_streams_end_for_good(federation: Federation, each: int) -> None:
+    """Rounds times samples may be beyond 32 bits."""
+    data, clients = jax.tree.map(jnp.asarray, streamed(federation.data, each)), jnp.arange(8)
+    sizes = [client_sizes(data, clients, jnp.int32(t)).tolist() for t in (1, 2148, 2**30)]
+    assert sizes == [[max(min(n - each, each), 0) for n in SIZES], [0] * 8, [0] * 8]
+    visit = fs.tree.take(visits(data, clients), jnp.int32(4))
+    view = visit.view(samples_of(data), data, jnp.int32(2148))
+    assert (int(view.start), int(view.size)) == (int(data.start[5]), 0)
 
 
 def method_of(name: str, **options: Any) -> fs.Algorithm:
