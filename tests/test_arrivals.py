@@ -430,6 +430,13 @@ def test_models_at_work_are_not_copied() -> None:
 
 # ---- what is refused ----
 
+
+class timing(fs.selection.uniform):
+    """A user's selection, to which no round reports seconds here."""
+
+    times = True
+
+
 TIMED: dict[str, Any] = {"clients_per_round": 4, "buffer_size": 2, "clock": MIXED}
 BAD: dict[str, tuple[Any, str]] = {
     "more than are at work": (
@@ -475,6 +482,10 @@ BAD: dict[str, tuple[Any, str]] = {
             4, fs.flight.buffered(2), clock=MIXED, selection=fs.selection.everyone()
         ),
         r"needs a selection that can draw clients one by one, selection is everyone\(\): use",
+    ),
+    "a selection that reads the seconds of rounds": (
+        lambda: composed(4, fs.flight.buffered(2), clock=MIXED, selection=timing()),
+        r"selection timing\(\) needs no server update while clients train, flight is buffered",
     ),
     "drawn models": (
         lambda: composed(

@@ -520,7 +520,9 @@ def test_a_phase_loses_the_models_of_those_that_do_not_come() -> None:
     assert 0 < kept < 24
 
 
-@pytest.mark.parametrize(("name", "why"), [("fedavg", "asleep"), ("radfed", "late")])
+@pytest.mark.parametrize(
+    ("name", "why"), [("fedavg", "asleep"), ("phases", "asleep"), ("radfed", "late")]
+)
 def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None:
     """It lasts until the deadline, or the time that is given for it."""
     given: dict[str, Any] = {"deadline": 0.5}
@@ -529,6 +531,7 @@ def test_a_round_of_nobody_keeps_the_model_and_ends(name: str, why: str) -> None
     algorithm = method(name, clock=clock.simulated(1.0, **given))
     out = play(algorithm, net(), federation().data, 3)
     begin = net().init(jax.random.fold_in(jax.random.key(0), 0))
+    assert out.final_uploads == 0  # of models that no client has
     for server in (*out.servers, out.final):
         assert_trees(server, begin)
     assert [float(m.time.seconds) for m in out.metrics] == [3.0 if why == "asleep" else 0.5] * 3
@@ -545,20 +548,31 @@ def test_a_slot_keeps_a_client_that_sleeps() -> None:
         assert (seen[seen < N] == plain[seen < N]).all()
 
 
+class odd_only(fs.base.Sending):
+    """Clients with even numbers withhold their updates."""
+
+    withholds = True
+
+    def send(self, key: Any, kept: Any, update: Any, message: Any, client: Any) -> fs.base.Sent:
+        return fs.base.Sent(update, message, kept, client % 2 == 1)
+
+
 def test_the_first_uploads_count() -> None:
-    """Of equal clients the first by number; the server does not wait for the others."""
+    """Of equal clients that send, the first by number; the server does not wait for the others."""
     data = make_federation([8] * N).data
     fed = method("fedavg")
-    timed = fed.replace(clock=clock.simulated(1.0, first=2))
+    timed = fed.replace(clock=clock.simulated(1.0, first=2), sending=(odd_only(),))
     result = reported(timed, data)
-    taken = [[*sorted(row)[:2], N, N] for row in result.metrics.client.tolist()]
+    sends = [sorted(k for k in row if k % 2) for row in result.metrics.client.tolist()]
+    taken = [[*some[:2], N, N, N, N][:4] for some in sends]
     other = fed.replace(selection=given_cohorts(taken))
     assert_trees(result.variables, reported(other, data).variables, rtol=1e-5, atol=1e-6)
     time = known(result.metrics.time)
-    assert time.late.tolist() == [2, 2, 2, 2]
+    assert time.late.tolist() == [max(len(some) - 2, 0) for some in sends]
+    assert time.late.any()
     assert time.waiting.tolist() == [0, 0, 0, 0]
     # Those that the server does not wait for have sent theirs all the same.
-    assert result.metrics.uploads.tolist() == [4, 4, 4, 4]
+    assert result.metrics.uploads.tolist() == [len(some) for some in sends]
 
 
 def test_who_ends_with_the_deadline_is_in_time() -> None:

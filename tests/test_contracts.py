@@ -1147,6 +1147,19 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(redistribution=fs.redistribution.permute)
     with pytest.raises(ValueError, match="server must be a Server, got the class replace"):
         plain.replace(server=fs.server.replace)
+    with pytest.raises(ValueError, match="server must be a Server, got 0"):
+        plain.replace(server=0)
+    with pytest.raises(TypeError, match=r"^execution is no part of an algorithm: use on\(exec"):
+        plain.replace(execution=fs.make_execution(1))
+
+
+def test_a_part_that_has_the_name_of_a_default_is_shown() -> None:
+    def mean(stacked: Any, weights: Any) -> Any:
+        return fs.tree.mean(stacked, weights)
+
+    plain = fs.compose(update(), 3)
+    assert "aggregator" not in repr(plain)
+    assert "\n  aggregator=mean,\n" in repr(plain.replace(aggregator=mean))
 
 
 def test_a_wrong_call_of_a_part_names_its_function() -> None:

@@ -101,6 +101,8 @@ def test_the_default_device_of_jax_is_ours() -> None:
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         fs.use_cores(0)
+    with pytest.raises(ValueError, match="count must be a whole number at least 1, got"):
+        fs.use_cores(1.5)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=re.escape("it has started, with 4 CPU devices")):
         fs.use_cores(3)
     fs.use_cores(4)

@@ -230,6 +230,14 @@ class unchanged(fs.base.PreAggregation):
         return updates, weights, state
 
 
+class own_mechanism(unchanged):
+    """A user's mechanism, which needs nothing of other parts."""
+
+    @property
+    def epsilon(self) -> Any:
+        return lambda **settings: 1.0
+
+
 class cyclic(fs.base.Selection):
     """A user's selection with the package's name: it draws uniformly and promises nothing."""
 
@@ -344,6 +352,18 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "trust by the server's samples": (
         lambda: gaussian(preaggregation=(preaggregation.trust(LOCAL), MECHANISM)),
         "unknown because of preaggregation (trust(",
+    ),
+    "another rule than the mean": (
+        lambda: FEDAVG.replace(
+            preaggregation=(own_mechanism(),), aggregator=fs.aggregators.coordinate_median
+        ),
+        "unknown because of aggregator coordinate_median: ε needs the plain mean",
+    ),
+    "attackers who see others": (
+        lambda: FEDAVG.replace(
+            preaggregation=(own_mechanism(),), sending=(sending.alie(np.ones(N, bool), z=1.0),)
+        ),
+        "unknown because of sending (alie(",
     ),
     "no mechanism": (lambda: FEDAVG, "unknown because of preaggregation (): ε needs a private"),
     "noise of the clients' own": (

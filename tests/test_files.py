@@ -159,6 +159,16 @@ def test_an_archive_is_measured_before_it_is_unpacked(
         files.check_archive(path)
 
 
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_damaged_archive_is_named(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    ARCHIVES[kind](path)
+    content = path.read_bytes()
+    path.write_bytes(content[:40] + bytes(255 ^ byte for byte in content[40:44]) + content[44:])
+    with pytest.raises(DamagedError, match=r"a: not a whole compressed file: "):
+        files.check_archive(path)
+
+
 def test_no_flip_of_a_header_is_a_traceback_or_goes_unnoticed(tmp_path: Path) -> None:
     """Every bit of the zip file's first 200 bytes: its own entry, and NumPy's header."""
     path, kept = tmp_path / "a.npz", 0

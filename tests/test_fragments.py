@@ -126,6 +126,14 @@ def test_bytes_are_those_of_the_fragment_whose_turn_it_is(net: fs.Model) -> None
     assert down.tolist() == [BODY + HEAD + 6 * HEAD + 2 * BODY + 90]
 
 
+def test_models_that_return_one_by_one_were_sent_whole(net: fs.Model) -> None:
+    """Each upload is the fragment of the round, and nobody stays to receive the next."""
+    flies = {"flight": flight.buffered(2), "selection": selection.uniform()}
+    made = streaming(net).replace(**flies, clock=fs.clock.simulated(1.0))
+    found = play(made, net, make_federation().data, 2).metrics
+    assert [(int(m.uploads), int(m.fragments)) for m in found] == [(2, 0), (2, 0)]
+
+
 def test_a_norm_and_its_statistics_are_one_layer() -> None:
     model = fs.models.fashion_cnn((8, 8, 1), 3)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -193,6 +201,14 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "pulls": (
         beside(flight=flight.delayed(2, refresh=flight.drift_correction())),
         "needs models in flight that take nothing but fragments from the server, flight is delayed",
+    ),
+    "bytes that a clock knows too late": (
+        lambda net: streaming(net).replace(
+            flight=flight.buffered(2), selection=selection.uniform(),
+            clock=fs.clock.simulated(1, fs.clock.bandwidth(10, 10)),
+        ),
+        "exchange fragments(strided(0, 2), strided(1, 2)) needs a clock without a link if models "
+        "return one by one",
     ),
     "codes": (beside(sending=(CODE,)), "needs clients that send their updates unchanged"),
     "weights of updates": (

@@ -7,6 +7,7 @@ import re
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
 import pytest
 
 import fedjax_sim as fs
@@ -64,6 +65,13 @@ def test_ranges(of: Annotated[float, ...], inside: tuple[float], outside: tuple[
         ({"count": 2.5}, "count must be a whole number at least 1, got 2.5"),
         ({"count": 1, "most": "3"}, "most must be a whole number, got '3'"),
         ({"count": 1, "positive": [1]}, "positive must be positive, got [1]"),
+        ({"count": True}, "count must be a whole number at least 1, got True"),
+        ({"count": np.float64(2)}, "count must be a whole number at least 1, got np.float64(2.0)"),
+        ({"count": np.int64(2**31)}, "count must be within ±2147483647, got 2147483648"),
+        (
+            {"count": 1, "positive": np.ones(2)},
+            "positive must be positive, got an array of float64 [2]",
+        ),
     ],
 )
 def test_a_part_checks_its_settings(settings: dict[str, Any], message: str) -> None:
@@ -76,6 +84,15 @@ def test_settings_by_position_are_checked() -> None:
         own(1, -3)
     with pytest.raises(ValueError, match="count must be at least 1"):
         own(1).replace(count=0)
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    """A loop over ``np.arange`` or ``np.linspace`` makes the same parts."""
+    three: Any = np.int64(3)
+    given = later(three, positive=np.float64(0.5))
+    assert given == later(3, positive=0.5)
+    assert hash(given) == hash(later(3, positive=0.5))
+    assert repr(given) == "later(3, positive=0.5)"
 
 
 def test_a_type_that_has_the_name_of_a_range_is_not_one() -> None:
@@ -91,3 +108,14 @@ def test_functions_check_and_traced_numbers_pass() -> None:
     with pytest.raises(ValueError, match="mu must be at least 0, got -1"):
         made(-1)
     assert jax.jit(lambda mu: made(mu).natural)(-1.0) == 0
+
+
+def test_a_function_of_any_number_of_values_checks_the_setting_that_has_the_name() -> None:
+    @fs.part
+    def made(*values: float, mu: NonNegative = 0.0) -> own:
+        del values, mu
+        return own(1)
+
+    made(1, -2)
+    with pytest.raises(ValueError, match="mu must be at least 0, got -2"):
+        made(1, mu=-2)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from conftest import rejects
 
+import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base.registry import Registry, UnknownNameError, entry_points
@@ -313,6 +314,17 @@ def test_a_function_that_is_defined_again_replaces_itself(mine: ModuleType) -> N
     MODELS.register(mine.net)
     again = importlib.reload(mine).net
     assert MODELS.register(again) is MODELS["net"] is again
+
+
+def test_a_name_is_its_own_though_another_is_spelt_nearly_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A user's ``fed_avg`` is not what ``fedavg`` means, nor ``FedAvg``."""
+    monkeypatch.setattr(ALGORITHMS, "_values", dict(ALGORITHMS.known))
+    mine = ALGORITHMS.register("fed_avg", fs.algorithms.fedprox)
+    assert ALGORITHMS.resolve("fed_avg") == ("fed_avg", mine)
+    for text in ("fedavg", "FedAvg"):
+        assert ALGORITHMS.resolve(text) == ("fedavg", fs.algorithms.fedavg)
 
 
 def test_names_nearby_are_offered() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
@@ -18,6 +19,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import ClientData, LocalUpdate
 from fedjax_sim.bench import main
 from fedjax_sim.data import streamed
+from fedjax_sim.engine.clients import client_sizes, samples_of, visits
 
 SIZES = (9, 20, 5, 14, 30, 3, 12, 7)
 LR, EACH, ROUNDS, COHORT = 0.2, 4, 4, 5
@@ -93,11 +95,34 @@ def test_every_sample_comes_in_once(federation: Federation) -> None:
 
 @pytest.mark.slow
 def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
+    """Personal models too are made of the samples that have come in, at the rate of that round."""
     method = fs.fedavg(local(), clients_per_round=COHORT).on(ONE["execution"])
-    whole = play(method, MODEL, federation.data, 1)
-    once = play(method, MODEL, streamed(federation.data, max(SIZES)), 2)
+    first = local().change(rate_by_round=lambda t: (t < 1).astype(np.float32))
+    method = method.replace(personal=fs.personal.fine_tuned(first))
+    stream = streamed(federation.data, max(SIZES))
+    whole, once = play(method, MODEL, federation.data, 1), play(method, MODEL, stream, 2)
     for run in once.servers:
         assert_trees(run, whole.final)
+
+    def own(state: Any, data: ClientData) -> Any:
+        key, tasks = jax.random.key(0), jnp.zeros(len(SIZES))
+        return method.score_personal(key, state, data, lambda _, model, __: model, (), tasks)
+
+    found = own(once.states[0], stream)
+    assert_trees(found, own(whole.states[0], federation.data), rtol=1e-5, atol=1e-6)
+    moved = fs.tree.norms(fs.tree.subtract(found, fs.tree.stack_copies(once.servers[0], 8)))
+    assert (np.asarray(moved) > 0).all()
+
+
+@pytest.mark.parametrize("each", [10**6, 7])
+def test_streams_end_for_good(federation: Federation, each: int) -> None:
+    """Rounds times samples may be beyond 32 bits."""
+    data, clients = jax.tree.map(jnp.asarray, streamed(federation.data, each)), jnp.arange(8)
+    sizes = [client_sizes(data, clients, jnp.int32(t)).tolist() for t in (1, 2148, 2**30)]
+    assert sizes == [[max(min(n - each, each), 0) for n in SIZES], [0] * 8, [0] * 8]
+    visit = fs.tree.take(visits(data, clients), jnp.int32(4))
+    view = visit.view(samples_of(data), data, jnp.int32(2148))
+    assert (int(view.start), int(view.size)) == (int(data.start[5]), 0)
 
 
 def method_of(name: str, **options: Any) -> fs.Algorithm:

@@ -152,8 +152,10 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             count: int = self._file.readinto(buffer)
-        except (gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError) as error:
-            kind = self._path.suffix
+        except (OSError, zlib.error, lzma.LZMAError, EOFError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk's; damage, in bz2 and gzip, has no number
+            kind = self._path.suffix or "compressed"
             raise DamagedError(f"{self._path}: not a whole {kind} file: {error}") from error
         self._size += count
         _check_memory_of(self._path, self._copies * self._size)

@@ -19,6 +19,7 @@ from typing import (
     dataclass_transform,
 )
 
+import numpy as np
 import optax
 
 from fedjax_sim.base import ranges
@@ -160,7 +161,8 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
     limits = ranges.limits(
         (name, p.annotation, getattr(factory, "__globals__", {})) for name, p in parameters.items()
     )
-    order = tuple(parameters)
+    positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    order = [name for name, p in parameters.items() if p.kind in positional]
 
     @functools.wraps(factory)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -232,6 +234,7 @@ def shown(value: Any) -> str:
     >>> shown(len), shown([1.0, None])
     ('len', '[1.0, None]')
     """
+    value = _plain(value)
     found = origin_of(value)
     if found is not None:
         if isinstance(value, types.FunctionType) and "origin" not in vars(value):
@@ -307,12 +310,19 @@ def _values(value: Any) -> list[Any]:
 
 def _same(value: Any, other: Any) -> bool:
     """Whether two settings are equal; arrays only if they are the same array."""
+    value, other = _plain(value), _plain(other)
     if value is other or hasattr(value, "shape"):
         return value is other
     return type(value) is type(other) and bool(value == other)
 
 
+def _plain(value: Any) -> Any:
+    """Returns Python's number for NumPy's."""
+    return value.item() if isinstance(value, np.number) else value
+
+
 def _hashable(value: Any) -> Any:
+    value = _plain(value)
     try:
         hash(value)
     except TypeError:

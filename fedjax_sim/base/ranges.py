@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from fedjax_sim.base.arrays import concrete
+from fedjax_sim.base.words import array_type
 
 LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
@@ -48,10 +49,12 @@ class Range(NamedTuple):
         return bool(above and below)
 
     def takes(self, value: Any) -> bool:
-        """Whether a value is a number, and a whole one if that is required."""
-        return hasattr(value, "dtype") or isinstance(
-            value, numbers.Integral if self.whole else numbers.Real
-        )
+        """Whether a value is one number, and a whole one if that is required."""
+        if hasattr(value, "dtype"):
+            return not value.ndim and (not self.whole or value.dtype.kind in "iu")
+        if self.whole:
+            return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return isinstance(value, numbers.Real)
 
 
 Count: TypeAlias = Annotated[int, Range("at least 1", 1, whole=True)]
@@ -126,10 +129,11 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
         if value is None or callable(value) or not concrete(value):
             continue
         if not within.takes(value):
-            raise ValueError(f"{name} must be {kind}, got {value!r}")
-        if isinstance(value, int) and abs(value) > LARGEST:
+            got = f"an array of {array_type(value)}" if getattr(value, "ndim", 0) else repr(value)
+            raise ValueError(f"{name} must be {kind}, got {got}")
+        if isinstance(value, numbers.Integral) and abs(int(value)) > LARGEST:
             raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
         if value not in within:
             raise ValueError(f"{name} must be {within.words}, got {value}")
-        if name in COUNTED and isinstance(value, int) and value > MOST:
+        if name in COUNTED and isinstance(value, numbers.Integral) and int(value) > MOST:
             raise ValueError(f"{name} must be at most {MOST}, got {value}")

@@ -338,6 +338,7 @@ def _described(value: Any) -> str:
 
 
 def _meant(text: str, names: Iterable[str]) -> str | None:
-    """The name itself, else one that differs in case, dashes and underscores alone."""
-    by_plain = {plain(name): name for name in names}
-    return text if text in by_plain.values() else by_plain.get(plain(text))
+    """The name itself, else the first that differs in case, dashes and underscores alone."""
+    known = tuple(names)
+    alike = (name for name in known if plain(name) == plain(text))
+    return text if text in known else next(alike, None)

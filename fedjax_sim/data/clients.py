@@ -89,6 +89,8 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
     trained on. Multiplied by ``metrics.samples`` and summed over the rounds, it is the online loss
     :math:`\sum_t \ell_t(w_t)`; subtracting the loss of the best fixed model gives the regret.
 
+    Personal models are made of the samples of the last round.
+
     Rejected in the first round: parts that read clients' samples outside training, such as a poll,
     a finish or peers, and models that return in a later round.
 

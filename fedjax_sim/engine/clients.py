@@ -29,8 +29,15 @@ def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -
         sizes = _entries(data, clients)
         if data.samples_per_round is None or round is None:
             return sizes
-        return jnp.clip(sizes - round * data.samples_per_round, 0, data.samples_per_round)
+        return jnp.clip(sizes - _gone(data, round), 0, data.samples_per_round)
     return jnp.where(clients < len(data.budget), data.budget[clients], 0)
+
+
+def _gone(data: ClientData, round: Array) -> Array:
+    """Returns the samples of each client that came in before a round, or a number above its n_k."""
+    each = min(data.samples_per_round or data.capacity, data.capacity)
+    last = -(-data.capacity // each)  # int32 would overflow in some later round
+    return jnp.minimum(round, last) * each
 
 
 def list_ends(data: ClientData) -> Array:
@@ -117,7 +124,7 @@ class Visits(NamedTuple):
                     "samples_per_round needs methods that read the samples of clients in their own "
                     "training alone: no poll, score or finish of all samples, and no peers"
                 )
-            before = jnp.minimum(round * each, size)
+            before = jnp.minimum(_gone(data, round), size)
             start, size = start + before, jnp.minimum(size - before, each)
             capacity = min(capacity, each)
         return ClientView(

@@ -12,6 +12,10 @@ from typing import Any
 
 import jax
 
+from fedjax_sim.base import Count, ranges
+
+_COUNTS = ranges.limits([("count", Count, {})])
+
 
 class OneDeviceWarning(UserWarning):
     """All clients train on one CPU device although the machine has more cores."""
@@ -35,13 +39,12 @@ def use_cores(count: int | None = None) -> None:
         count: number of devices; None: the number of cores that this process may use.
 
     Raises:
-        ValueError: if count is below 1.
+        ValueError: if count is not a whole number from 1.
         RuntimeError: if JAX has started with another number: call it before JAX computes anything.
 
     >>> use_cores(len(jax.devices("cpu")))  # the current number: nothing changes
     """
-    if count is not None and count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
+    ranges.check(_COUNTS, (count,), {})
     wanted = count or available_cores()
     settings: Any = jax.config  # untyped
     if settings.jax_num_cpu_devices == wanted:

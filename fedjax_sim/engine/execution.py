@@ -18,7 +18,7 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, ClientView, PyTree
+from fedjax_sim.base import Array, ClientData, ClientView, PyTree, ranges
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
@@ -28,6 +28,8 @@ from fedjax_sim.engine.lanes import InSteps
 from fedjax_sim.engine.mesh import DeviceMesh, check_groups
 from fedjax_sim.engine.order import AXIS, device_sum
 from fedjax_sim.engine.vmapped import merge_vmap_axes
+
+_COUNTS = ranges.limits((n, int, {}) for n in ("devices", "chunk", "lanes", "model_devices"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,16 +280,21 @@ def make_execution(
             device: see :mod:`fedjax_sim.engine.mesh`.
 
     Raises:
-        ValueError: if there are too few devices, chunk or lanes is negative, samples_mb or
-            client_state_mb is not above 0, or model_devices does not divide the devices of each
-            process.
+        ValueError: if there are too few devices, a number of them, chunk or lanes is not a whole
+            number, chunk or lanes is negative, samples_mb or client_state_mb is not above 0, or
+            model_devices does not divide the devices of each process.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8
     """
-    by_default = False
+    by_default, counts = False, {"chunk": chunk, "lanes": lanes, "model_devices": model_devices}
+    if not isinstance(devices, Sequence):
+        counts["devices"] = devices
+    ranges.check(_COUNTS, (), counts)
     if isinstance(devices, Sequence):
         used = tuple(devices)
+        if not used:
+            raise ValueError("devices must have at least one device, got none")
     elif devices is None and backend is None and (chosen := default_device()) is not None:
         used = (chosen,)
     else:

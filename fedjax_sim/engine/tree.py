@@ -190,12 +190,18 @@ def interpolate(start: PyTree, end: PyTree, share: Array | float) -> PyTree:
 
 
 def scale(factor: Array | float, tree: PyTree) -> PyTree:
-    """Returns ``factor w``, in the dtypes of w.
+    """Returns ``factor w``, in the dtypes of w; integers are rounded.
 
-    >>> float(scale(0.5, jnp.float32(3)))
-    1.5
+    >>> float(scale(0.5, jnp.float32(3))), int(scale(0.8, jnp.int32(5)))
+    (1.5, 4)
     """
-    return jax.tree.map(lambda a: jnp.asarray(factor).astype(a.dtype) * a, tree)
+
+    def scaled(a: Array) -> Array:
+        if jnp.issubdtype(a.dtype, jnp.integer):  # the factor itself would become 0
+            return in_dtype(jnp.asarray(factor, jnp.float32) * a.astype(jnp.float32), a.dtype)
+        return jnp.asarray(factor).astype(a.dtype) * a
+
+    return jax.tree.map(scaled, tree)
 
 
 def add(tree: PyTree, step: PyTree) -> PyTree:

@@ -102,10 +102,11 @@ class simulated(_Rounds):
     client is used: it has no weight, keeps its previous state, and a model in flight stays as it
     was before the visit; a model that is due at a client which keeps its slot is lost with it.
     Transfers before the first round and after the last take no time. A client that withholds its
-    update uploads no model; if the size of messages depends on the updates, limits that are known
-    before a client trains (``late="partial"``, selections by time) assume the largest message. With
-    a flight that collects models as they return (:func:`fedjax_sim.flight.buffered`) the same
-    applies to each visit separately, but no round ends a visit.
+    update uploads no model, and is not among the ``first``; if the size of messages depends on the
+    updates, limits that are known before a client trains (``late="partial"``, selections by time)
+    assume the largest message. With a flight that collects models as they return
+    (:func:`fedjax_sim.flight.buffered`) the same applies to each visit separately, but no round
+    ends a visit.
 
     Args:
         compute: c_k, the seconds of each local step that a client reports; a number for all
@@ -161,7 +162,7 @@ class traced(_Rounds):
         first: the number of uploads that the server waits for.
         idle: the duration of a round in which no client trains.
         watts: the power of a computing device.
-        seed: seed of the failures.
+        seed: without effect, as the file has all that is drawn by it elsewhere.
 
     Raises:
         ValueError: if a number in the file is out of range, a client is missing, or rows are out of

@@ -13,6 +13,7 @@ from fedjax_sim.base import (
     Array,
     Count,
     Evaluated,
+    FinitePositive,
     Flight,
     Need,
     Refresh,
@@ -53,7 +54,7 @@ class every_round(Flight):
     """
 
     _: dataclasses.KW_ONLY
-    round_factor: float = 1.0
+    round_factor: FinitePositive = 1.0
 
 
 class delayed(Flight):
@@ -81,7 +82,7 @@ class delayed(Flight):
     refresh: Refresh | None = None
     evaluated: Evaluated = "server"
     apart: bool = False
-    round_factor: float = 1.0
+    round_factor: FinitePositive = 1.0
 
     @property
     def period(self) -> int:
@@ -119,7 +120,7 @@ class staggered(Flight):
     redistribution: AnyRedistribution | None = None
     refresh: Refresh | None = None
     evaluated: Evaluated = "server"
-    round_factor: float = 1.0
+    round_factor: FinitePositive = 1.0
 
     @property
     def needs(self) -> tuple[Need, ...]:

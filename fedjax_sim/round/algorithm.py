@@ -122,7 +122,7 @@ def compose(
           aggregator=coordinate_median,
         )
     """
-    exchange = exchange or exchanges.everything()
+    exchange = exchanges.everything() if exchange is None else exchange
     if personal is None and isinstance(exchange, Exchange) and exchange.own is not None:
         personal = as_received()
     return Algorithm(
@@ -131,13 +131,13 @@ def compose(
             clients_per_round,
             selections.uniform() if selection is None else selection,
             flights.every_round() if flight is None else flight,
-            broadcast or broadcasts.latest(),
+            broadcasts.latest() if broadcast is None else broadcast,
             exchange,
             as_tuple("sending", sending),
             weighting,
             as_tuple("preaggregation", preaggregation),
             aggregator,
-            server or servers.replace(),
+            servers.replace() if server is None else server,
             as_dict(diagnostics),
             finish,
             personal,
@@ -212,6 +212,8 @@ class Algorithm:
                     f"{name} is a setting of the flight, {' or '.join(flying)}: use "
                     f"replace(flight=fs.flight.{flying[0]}(..., {name}=...))"
                 )
+            if name == "execution":
+                raise TypeError("execution is no part of an algorithm: use on(execution)")
             raise TypeError(f"{name} is no part of an algorithm: one of {', '.join(known)}")
         made = compose(**(known | parts))
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))

@@ -38,7 +38,8 @@ def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tupl
             ).server
         ),
     )
-    uploads = jnp.sum(~due & parts.selection.sticky, dtype=jnp.int32)
+    # A model that no client has trained, because all that were chosen slept, is at no client.
+    uploads = jnp.sum(~due & parts.selection.sticky & (slots.visits > 0), dtype=jnp.int32)
     return everyone, uploads + parts.relays * jnp.any(~due).astype(jnp.int32)
 
 

@@ -156,7 +156,9 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     if selection.repeats:
         yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
     if selection.times:
-        yield "selection", selection, needs.CLOCK
+        yield from (("selection", selection, n) for n in (needs.CLOCK, needs.SYNCHRONOUS))
+    if parts.exchange.fragments:
+        yield "exchange", parts.exchange, BYTES_KNOWN
     if needs.per_visit(parts):
         for need in (KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED):
             yield "weighting", parts.weighting, need

@@ -32,10 +32,10 @@ def score_own(
 ) -> PyTree:
     """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
-    Without a server, a client starts from its own model. Clients that never trained keep nothing:
-    if they ``adapt``, each first makes a visit with ``data``; the server learns nothing of it.
-    ``tasks [K, ...]`` belong to the ``clients int32[K]``, N for an empty place, whose rows the
-    state has in this order; None: all clients.
+    Clients train as in the last round. Without a server, a client starts from its own model.
+    Clients that never trained keep nothing: if they ``adapt``, each first makes a visit with
+    ``data``; the server learns nothing of it. ``tasks [K, ...]`` belong to the ``clients
+    int32[K]``, N for an empty place, whose rows the state has in this order; None: all clients.
 
     Raises:
         ValueError: if the algorithm has no personal models.
@@ -68,13 +68,15 @@ def score_own(
     # All clients, but no more at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // parts.execution.groups
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
+    # As in the round that has ended: in the next, a learning rate may be 0, and samples not there.
+    last = jnp.maximum(state.round - 1, 0)
     # A gather by number would make them whole on every device.
     padded = ((), ()) if adapt else tree.longer((state.client_state, state.own), rows - count)
     rest = (state.shared_state, stream(key, Round.COIN)) if adapt else (None, None)
     out = execution.run(
         one,
         (samples_of(data), constants),
-        (server, state.broadcast, state.round, *rest),
+        (server, state.broadcast, last, *rest),
         (*padded, _nodes(parts, server, state, client)),
         parts.execution.replicate(own),
     )

@@ -29,21 +29,26 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.plan.exchange import everything
+from fedjax_sim.plan.flight import every_round
 from fedjax_sim.round.fit import check_parts
+from fedjax_sim.server.broadcast import latest
+from fedjax_sim.server.update import replace
+from fedjax_sim.server.weighting import by_samples
 
-_PLAIN = {
-    "broadcast": "latest()",
-    "flight": "every_round()",
-    "exchange": "everything()",
-    "weighting": "by_samples",
-    "sending": "()",
-    "preaggregation": "()",
-    "aggregator": "mean",
-    "server": "replace()",
-    "diagnostics": "{}",
-    "finish": "None",
-    "personal": "None",
-    "clock": "None",
+_PLAIN: Mapping[str, Any] = {
+    "broadcast": latest(),
+    "flight": every_round(),
+    "exchange": everything(),
+    "weighting": by_samples,
+    "sending": (),
+    "preaggregation": (),
+    "aggregator": tree.mean,
+    "server": replace(),
+    "diagnostics": {},
+    "finish": None,
+    "personal": None,
+    "clock": None,
 }
 
 
@@ -78,9 +83,9 @@ class Parts:
     def written(self) -> list[str]:
         """Returns a line of code for each part that differs from the default."""
         return [
-            f"  {role}={text},"
+            f"  {role}={shown(value)},"
             for role, value in self.by_role().items()
-            if role != "execution" and (text := shown(value)) != _PLAIN.get(role)
+            if role != "execution" and (role not in _PLAIN or value != _PLAIN[role])
         ]
 
     @property

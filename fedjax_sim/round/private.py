@@ -22,6 +22,7 @@ from fedjax_sim.engine.needs import (
     NOTHING_SHARED,
     NOTHING_TOLD,
     OWN_SAMPLES,
+    PLAIN_MEAN,
 )
 from fedjax_sim.engine.reading import reads_clients
 from fedjax_sim.privacy import (
@@ -125,11 +126,18 @@ ANALYSED = (
         "server=replace() or optimizer(transform)",
     ),
     UNMEASURED,
+    # The package's mechanisms need these by themselves; a user's may not.
+    PLAIN_MEAN,
+    NOTHING_TOLD,
+    NOTHING_AFTER,
+    OWN_SAMPLES,
+    APART,
 )
 """Needs of the analysis of a mechanism.
 
-Not listed are ``sending``, which acts on one client's message before the clip, and leaves that stay
-with the clients (``exchange``, ``personal``): they cannot increase a client's share of the sum.
+Not listed are other parts of ``sending``, which act on one client's message before the clip, and
+leaves that stay with the clients (``exchange``, ``personal``): they cannot increase a client's
+share of the sum.
 """
 
 

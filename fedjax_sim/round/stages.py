@@ -148,12 +148,12 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
         # The visit of a client that is lost would have had an upload.
         transfers = transfers._replace(uploads=transfers.uploads & (given.sent | ~ready))
         lasts = timing.durations(parts, state, data, placed, transfers, given.bytes)
-        outcome = _outcome(parts, key, plan, work, lasts)
+        outcome = _outcome(parts, key, plan, work, lasts, transfers)
         arrived = outcome.arrived
         given = sendings.drop_late(state, data, slots, given, arrived)
         placed, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
     else:
-        outcome = _outcome(parts, key, plan, work, plan.durations)
+        outcome = _outcome(parts, key, plan, work, plan.durations, transfers)
         arrived = outcome.arrived
         placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
         given = sendings.send(parts, key, state, data, placed.slots, trained, start, due, most)
@@ -172,12 +172,17 @@ def deliver(parts: Parts, key: Array, data: ClientData, plan: Plan, work: Work) 
 
 
 def _outcome(
-    parts: Parts, key: Array, plan: Plan, work: Work, durations: timing.Durations | None
+    parts: Parts,
+    key: Array,
+    plan: Plan,
+    work: Work,
+    durations: timing.Durations | None,
+    transfers: Transfers,
 ) -> timing.Outcome:
-    """Returns which visits are in time, given what each of them takes."""
+    """Returns which visits are in time, given what each of them takes and transfers."""
     asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
-    visited, steps = plan.transfers.visited, work.trained.info.steps
-    outcome = timing.outcome(parts, key, durations, plan.limit, steps, work.placed, visited, asleep)
+    given = plan.limit, work.trained.info.steps, work.placed, transfers, asleep
+    outcome = timing.outcome(parts, key, durations, *given)
     return polling.with_waiting(outcome, plan.asked, plan.back)
 
 

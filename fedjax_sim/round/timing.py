@@ -130,14 +130,15 @@ def outcome(
     limit: Array | None,
     steps: Array,
     placed: Placed,
-    visited: Array,
+    transfers: traffic.Transfers,
     asleep: Array,
 ) -> Outcome:
     """Computes when the visits of a round end, and which arrive in time.
 
-    Rows take ``steps int32[P]``, of at most ``limit int32[P]``, see :func:`limits`; the clients of
-    ``visited bool[P]`` were available, and ``asleep int32[]`` were not.
+    Rows take ``steps int32[P]``, of at most ``limit int32[P]``, see :func:`limits`; ``asleep
+    int32[]`` clients were not available.
     """
+    visited = transfers.visited
     clock, never = parts.clock, jnp.zeros_like(visited)
     if clock is None or durations is None:
         return Outcome(visited, visited, never, None)
@@ -155,11 +156,13 @@ def outcome(
     if clock.deadline is not None:
         seconds = jnp.minimum(seconds, clock.deadline)
     if clock.first is not None:
-        rank = _rank(jnp.where(arrived, end, jnp.inf), placed.slots.client)
-        last = jnp.max(jnp.where(arrived & (rank < clock.first), end, 0))
-        seconds = jnp.where(jnp.sum(arrived) >= clock.first, last, seconds)
-        late = late | (arrived & (rank >= clock.first))
-        arrived = arrived & (rank < clock.first)
+        uploads = arrived & transfers.uploads  # not of clients that withhold theirs
+        rank = _rank(jnp.where(uploads, end, jnp.inf), placed.slots.client)
+        full = jnp.sum(uploads) >= clock.first
+        last = jnp.max(jnp.where(uploads & (rank < clock.first), end, 0))
+        seconds = jnp.where(full, last, seconds)
+        after = arrived & jnp.where(uploads, rank >= clock.first, full & (end > last))
+        late, arrived = late | after, arrived & ~after
     seconds = jnp.where(jnp.any(visited), seconds, clock.idle)
     stop = jnp.minimum(end, seconds)  # clients stop when the round is over
     computing = jnp.clip(stop - durations.down, 0, work)

@@ -83,7 +83,8 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     down = visited & (new | moved | (parts.flight.refresh is not None)) & (not parts.asynchronous)
     choice = parts.broadcast.offered
     offered = 1 if choice is None else jnp.where(placed.fresh, choice(state.broadcast), 1)
-    in_part = visited & ~down if parts.exchange.fragments else jnp.zeros_like(visited)
+    stays = bool(parts.exchange.fragments) and parts.in_flight
+    in_part = visited & ~down if stays else jnp.zeros_like(visited)
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
 
 
