@@ -20,6 +20,7 @@ import fedjax_sim as fs
 from fedjax_sim.base import Batch, Context, Variables
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.running import draw_clients
 from fedjax_sim.client.terms import label_counts as counts_of_client
 from fedjax_sim.data import hide_labels
 from fedjax_sim.engine.batches import rows_at
@@ -302,6 +303,31 @@ def test_a_data_set_tells_how_many_have_no_label() -> None:
     ).text().replace("\n ", "")
     clients = fs.partition.partition_from_lists([range(25), range(25, 54)])
     assert fs.partition.label_table(made.train_y, clients, 3).tolist() == [[0] * 3, [9] * 3]
+
+
+ONE_WITHOUT = """
+import numpy as np
+import fedjax_sim as fs
+def mine(folder) -> fs.data.Dataset:
+    client = np.arange(60) % 5
+    y = np.where(client == 0, -1, np.arange(60) % 3)
+    task = fs.tasks.classification(3, unlabelled=True)
+    return fs.data.from_arrays("mine", np.eye(60)[:, :4], y, task=task, client=client)
+"""
+
+
+def test_the_command_takes_clients_without_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The EMD of all clients, in the summary and on the picture, was a traceback."""
+    (tmp_path / "one_without.py").write_text(ONE_WITHOUT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = ["--dataset", "one_without:mine", "--partition", "natural", "--compare", "none"]
+    config = parse([*flags, "--model", "logistic", "--clients-per-round", "2", "--devices", "1"])
+    setup = build(config)
+    assert setup.tables[0][0].tolist() == [0, 0, 0]
+    assert setup.emd == fs.partition.emd(setup.tables[0][1:])
+    draw_clients(config, setup, tmp_path / "clients.svg")
 
 
 def simulated(data: fs.ClientData, objective: Any, model: fs.Model, task: Any) -> Callable[[], Any]:
