@@ -43,6 +43,7 @@ from fedjax_sim.data import (
 from fedjax_sim.data.download import find_builder
 from fedjax_sim.models import logistic
 from fedjax_sim.partition import emd, iid, label_table, partition_from_lists
+from fedjax_sim.tasks import regression
 
 
 @pytest.fixture
@@ -150,6 +151,20 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
         "y must have .* distinct in float32.* such as 1000000001",
     ),
     "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
+    "one close column of y": (
+        {"y": np.stack([1e9 + Y + 0.5, Y], axis=1)},
+        "y must have .* distinct in float32.* got 1000000000.5 to 1000000001.5: .* 1000000001$",
+    ),
+    "y NaN": ({"y": [0.5, np.nan, 1.5, 2.5]}, "y must be finite, got nan"),
+    "y beyond float32": ({"y": [0.5, 1e300, 1.5, 2.5]}, "y must be finite, got 0.5 to inf"),
+    "long flags": (
+        {"y": np.eye(5)[:, :3], "task": "multi_label"},
+        r"y must be 0 and 1, \[4, L\], .* float64 \[5, 3\]",
+    ),
+    "integers to predict": (
+        {"y": Y - 9, "task": regression()},
+        "y must be in -1 … M - 1, got -9 … -8; numbers to predict must be floats",
+    ),
     "complex y": ({"y": Y + 1j}, "y must be .* got complex128"),
     "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),
     "large y": ({"y": Y + 1, "classes": 2}, "y must be in 0 … 1, got 1 … 2"),
@@ -167,6 +182,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"class_names": "ab"}, "class_names must be texts, got 'ab'"),
     "test as integers": ({"test": Y}, r"test must be bool \[4\]"),
     "all test": ({"test": Y >= 0}, "test must leave"),
+    "other classes": ({"test": Y > 0}, "the test set must have classes .* set, 0, got 1: use"),
     "client": ({"client": [1, 2]}, r"client must have shape \[4\], got \[2\]"),
     "no client": ({"client": [None] * 4}, "client must be a number or a text .* got NoneType"),
     "one unknown": ({"client": ["a", "b", None, "a"]}, "client must be .* got NoneType, str"),
