@@ -235,6 +235,19 @@ def test_from_arrays_counts_classes_by_their_names() -> None:
     assert owners.client_names == ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("client", "names"),
+    [
+        (np.array([3, 10, 3, 10], object), ("3", "10")),  # as of pandas
+        (np.array([b"b", b"\xc3\xa4", b"b", b"\xff"]), ("b", "ä", r"\xff")),  # as of HDF5
+    ],
+)
+def test_clients_of_other_arrays_have_plain_names(client: Any, names: tuple[str, ...]) -> None:
+    data = from_arrays("mine", X, Y, client=client, test=np.arange(4) == 0)
+    assert data.client_names == names
+    assert known(data.train_client).tolist() == [1, 0, len(names) - 1]
+
+
 def test_from_arrays_takes_signals_of_one_row() -> None:
     data = from_arrays("signals", np.ones((4, 1, 128, 9)), Y)
     assert known(data.mean).shape == (9,)
