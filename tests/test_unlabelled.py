@@ -359,6 +359,7 @@ def test_mistakes(some: fs.ClientData, model: fs.Model) -> None:
         ),
         (lambda: fs.client_data(np.eye(2), [-2, 0], []), "y must be in -1 … M - 1, got -2 … 0"),
         (lambda: hide_labels(some, np.ones(7, bool), 3), "hidden must be bool [8], got bool [7]"),
+        (lambda: hide_labels(some, np.ones(8, bool), 2), "data.y must be in -1 … 1, got -1 … 2"),
         (
             lambda: fs.terms.pseudo_labels(risk, model, 1.5),
             "threshold must be in [0, 1], got 1.5",

@@ -168,7 +168,7 @@ def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData
         share the samples of ``data``.
 
     Raises:
-        ValueError: if hidden does not have an entry for each client.
+        ValueError: if hidden does not have an entry for each client, or a label is not below M.
 
     Example:
         >>> from fedjax_sim import data, partition
@@ -178,5 +178,6 @@ def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData
         [[0, 1], [-1, -1]]
     """
     rows = flags("hidden", hidden, data.clients)
+    class_labels(np.asarray(data.y), len(data.y), classes, "data.y", least=-1)
     known = jnp.arange(classes, dtype=jnp.int32) if data.relabel is None else data.relabel
     return dataclasses.replace(data, relabel=jnp.where(rows[:, None], jnp.int32(-1), known))
