@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_sim.base import Array, Leaves, Model, PyTree, Variables
-from fedjax_sim.base.arrays import one_array
+from fedjax_sim.base.arrays import concrete, one_array
 from fedjax_sim.engine.streams import Weights, stream
 from fedjax_sim.models.layers import dense_product, fan_in_uniform
 from fedjax_sim.models.leaves import named, path_of
@@ -30,6 +31,9 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
     Returns:
         A model that takes ``[B, *feature]`` of any dtype.
 
+    Raises:
+        ValueError: if a σ is not positive, as 0 of a constant column would make NaN of it.
+
     Example:
         >>> import fedjax_sim as fs
         >>> model = fs.models.logistic((4,), 3)
@@ -40,6 +44,8 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
         >>> bool((outputs == at_zero).all())
         True
     """
+    if concrete(mean, std) and not np.all(np.asarray(std) > 0):
+        raise ValueError(f"std must be positive, got {np.min(std):g}: give 1 for constant columns")
 
     def scaled(variables: Variables, x: Array) -> Array:
         x = one_array("x", x, "with_scaling: ")
