@@ -221,6 +221,14 @@ def test_close_values_stay_apart() -> None:
     assert note.startswith("Column time has 1000000020 subtracted")
 
 
+def test_targets_of_many_digits_are_taken() -> None:
+    """Of thousands of temperatures in kelvin some are equal in float32, by 1e-6 of their spread."""
+    kelvin = 290 + 10 * np.random.default_rng(0).normal(size=5000)
+    assert len(np.unique(kelvin.astype(np.float32))) < 5000
+    data = from_arrays("weather", np.zeros((5000, 1)), kelvin, test=np.arange(5000) < 1)
+    assert np.array_equal(data.train_y, kelvin[1:].astype(np.float32))
+
+
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_from_arrays_names_the_bad_argument(case: str) -> None:
     arguments, message = BAD_ARRAYS[case]
