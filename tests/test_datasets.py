@@ -384,6 +384,22 @@ def test_windows_of_roles(tmp_path: Path) -> None:
         shakespeare(tmp_path, roles=4)
 
 
+def test_tables_of_roles_that_are_none(tmp_path: Path) -> None:
+    place = write_plays(tmp_path, [("p", "A", "word " * 20)])
+    file = place / "shakespeare" / "plays_by_role.csv.gz"
+    for rows, message in (
+        (
+            "act,role,text\np,A,word\n",
+            r"plays_by_role.csv.gz must have the columns play, role, text",
+        ),
+        ("", "must have the columns play, role, text, got none"),
+        ("play,role,text\np,A\n", "shakespeare must have a role of more than 80 characters, got"),
+    ):
+        file.write_bytes(gzip.compress(rows.encode()))
+        with pytest.raises(ValueError, match=message):
+            shakespeare(place)
+
+
 def test_roles_are_drawn_by_the_seed(tmp_path: Path) -> None:
     rows = [("Lear", f"ROLE {i}", chr(97 + i) * 90) for i in range(20)]
     folder = write_plays(tmp_path, rows)
