@@ -93,7 +93,8 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
         The model; its outputs are ``f32``.
 
     Raises:
-        ValueError: at the first use, if the model does not compute in that dtype.
+        ValueError: if dtype is not floating point; at the first use, if the model does not compute
+            in it.
 
     Source: Micikevicius et al. 2018 <https://arxiv.org/abs/1710.03740>, without loss scaling, which
     bfloat16 does not need because of its wide exponent.
@@ -106,6 +107,8 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
         dtype('float32')
     """
     kind = jnp.dtype(dtype)
+    if not jnp.issubdtype(kind, jnp.floating):
+        raise ValueError(f"dtype must be floating point, such as jnp.bfloat16, got {kind}")
 
     def cast(a: Array) -> Array:
         return a.astype(kind) if jnp.issubdtype(a.dtype, jnp.floating) else a
