@@ -753,6 +753,10 @@ BAD: dict[str, tuple[Any, str]] = {
         "up must be a number for a shared uplink",
     ),
     "period": (lambda: clock.diurnal(0.5, 0.5), "period must be a whole number of seconds from 1"),
+    "no period": (
+        lambda: clock.diurnal(0.5, math.inf),
+        "period must be a whole number of seconds from 1, got inf",
+    ),
     "late": (
         lambda: clock.simulated(1, late="wait"),  # type: ignore[arg-type]
         "late must be 'drop' or 'partial', got 'wait'",

@@ -663,6 +663,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fedaug([-1, 0], partition_from_lists([[0, 1]]), 1.0),
         "labels must be in 0 … M - 1, got -1 … 0",
     ),
+    "copies": (
+        lambda: rebalance([0] * 9 + [1], partition_from_lists([range(10)]), 50),
+        "alpha must make at most 2,147,483,647 copies, got 50",
+    ),
     "labels of rebalance": (
         lambda: rebalance([0.0, 1.0], partition_from_lists([[0, 1]])),
         "labels must be integers [2], got float64 [2]",

@@ -43,6 +43,7 @@ from fedjax_sim.data import (
 from fedjax_sim.data.download import find_builder
 from fedjax_sim.models import logistic
 from fedjax_sim.partition import emd, iid, label_table, partition_from_lists
+from fedjax_sim.tasks import regression
 
 
 @pytest.fixture
@@ -150,6 +151,20 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
         "y must have .* distinct in float32.* such as 1000000001",
     ),
     "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
+    "one close column of y": (
+        {"y": np.stack([1e9 + Y + 0.5, Y], axis=1)},
+        "y must have .* distinct in float32.* got 1000000000.5 to 1000000001.5: .* 1000000001$",
+    ),
+    "y NaN": ({"y": [0.5, np.nan, 1.5, 2.5]}, "y must be finite, got nan"),
+    "y beyond float32": ({"y": [0.5, 1e300, 1.5, 2.5]}, "y must be finite, got 0.5 to inf"),
+    "long flags": (
+        {"y": np.eye(5)[:, :3], "task": "multi_label"},
+        r"y must be 0 and 1, \[4, L\], .* float64 \[5, 3\]",
+    ),
+    "integers to predict": (
+        {"y": Y - 9, "task": regression()},
+        "y must be in -1 … M - 1, got -9 … -8; numbers to predict must be floats",
+    ),
     "complex y": ({"y": Y + 1j}, "y must be .* got complex128"),
     "negative y": ({"y": Y - 1}, "y must be in 0 … M - 1, got -1 … 0"),
     "large y": ({"y": Y + 1, "classes": 2}, "y must be in 0 … 1, got 1 … 2"),
@@ -167,6 +182,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a text": ({"class_names": "ab"}, "class_names must be texts, got 'ab'"),
     "test as integers": ({"test": Y}, r"test must be bool \[4\]"),
     "all test": ({"test": Y >= 0}, "test must leave"),
+    "other classes": ({"test": Y > 0}, "the test set must have classes .* set, 0, got 1: use"),
     "client": ({"client": [1, 2]}, r"client must have shape \[4\], got \[2\]"),
     "no client": ({"client": [None] * 4}, "client must be a number or a text .* got NoneType"),
     "one unknown": ({"client": ["a", "b", None, "a"]}, "client must be .* got NoneType, str"),
@@ -205,6 +221,14 @@ def test_close_values_stay_apart() -> None:
     assert note.startswith("Column time has 1000000020 subtracted")
 
 
+def test_targets_of_many_digits_are_taken() -> None:
+    """Of thousands of temperatures in kelvin some are equal in float32, by 1e-6 of their spread."""
+    kelvin = 290 + 10 * np.random.default_rng(0).normal(size=5000)
+    assert len(np.unique(kelvin.astype(np.float32))) < 5000
+    data = from_arrays("weather", np.zeros((5000, 1)), kelvin, test=np.arange(5000) < 1)
+    assert np.array_equal(data.train_y, kelvin[1:].astype(np.float32))
+
+
 @pytest.mark.parametrize("case", BAD_ARRAYS)
 def test_from_arrays_names_the_bad_argument(case: str) -> None:
     arguments, message = BAD_ARRAYS[case]
@@ -217,6 +241,19 @@ def test_from_arrays_counts_classes_by_their_names() -> None:
     assert (two.classes, two.class_names) == (2, ("no", "yes"))
     owners = from_arrays("mine", X, Y, client=np.array(["b", "a", "b", "a"], object))
     assert owners.client_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("client", "names"),
+    [
+        (np.array([3, 10, 3, 10], object), ("3", "10")),  # as of pandas
+        (np.array([b"b", b"\xc3\xa4", b"b", b"\xff"]), ("b", "ä", r"\xff")),  # as of HDF5
+    ],
+)
+def test_clients_of_other_arrays_have_plain_names(client: Any, names: tuple[str, ...]) -> None:
+    data = from_arrays("mine", X, Y, client=client, test=np.arange(4) == 0)
+    assert data.client_names == names
+    assert known(data.train_client).tolist() == [1, 0, len(names) - 1]
 
 
 def test_from_arrays_takes_signals_of_one_row() -> None:
@@ -345,6 +382,22 @@ def test_windows_of_roles(tmp_path: Path) -> None:
         assert len(test) == samples // 5
     with pytest.raises(ValueError, match="roles must be in 1 to 3, or None for all, got 4"):
         shakespeare(tmp_path, roles=4)
+
+
+def test_tables_of_roles_that_are_none(tmp_path: Path) -> None:
+    place = write_plays(tmp_path, [("p", "A", "word " * 20)])
+    file = place / "shakespeare" / "plays_by_role.csv.gz"
+    for rows, message in (
+        (
+            "act,role,text\np,A,word\n",
+            r"plays_by_role.csv.gz must have the columns play, role, text",
+        ),
+        ("", "must have the columns play, role, text, got none"),
+        ("play,role,text\np,A\n", "shakespeare must have a role of more than 80 characters, got"),
+    ):
+        file.write_bytes(gzip.compress(rows.encode()))
+        with pytest.raises(ValueError, match=message):
+            shakespeare(place)
 
 
 def test_roles_are_drawn_by_the_seed(tmp_path: Path) -> None:

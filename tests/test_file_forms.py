@@ -338,9 +338,9 @@ def test_a_hugging_face_table_as_it_comes() -> None:
     )
     rows = rows.select([0, 1, 2, 4, 5])
     coded = rows.cast_column("job", datasets.ClassLabel(names=["a", "b"]))
-    for given in (rows, coded):
+    for given, encoded in ((rows, ("all",)), (coded, ("all",)), (rows, "all"), (rows, "job")):
         data = from_huggingface(
-            "mine", given, label="kind", test="held", categorical=("all",), missing="mean"
+            "mine", given, label="kind", test="held", categorical=encoded, missing="mean"
         )
         assert data.train_x.tolist() == [[1, 1, 1, 0], [2, 0, 0, 1], [3, 0.5, 0.5, 0.5]]
 

@@ -247,6 +247,15 @@ def test_masked_arrays_are_refused(masked: str) -> None:
         eval_set(**given)
 
 
+def test_any_byte_order_is_taken() -> None:
+    """JAX knows the machine's alone: it rejected the model instead."""
+    x, y = np.arange(6.0).reshape(3, 2).astype(">f4"), np.array([0, 1, 1], ">i8")
+    data = fs.client_data({"a": x}, y, partition_from_lists([[0], [1, 2]]))
+    assert data.x["a"].dtype == np.float32
+    assert np.array_equal(data.x["a"], x)
+    assert data.y.tolist() == [0, 1, 1]
+
+
 def test_inputs_that_jax_makes_the_same_are_taken(federation: Federation) -> None:
     """float64 and int64 become what the clients have; small integers are numbers already."""
     x, y = federation.test

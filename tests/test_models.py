@@ -215,6 +215,12 @@ def test_names(weights_file: Path) -> None:
         check_model(model, inputs(name, shape, 2), y, fs.tasks.classification(CLASSES))
 
 
+def test_a_scale_of_zero_is_refused() -> None:
+    """A constant column of a table made all outputs NaN."""
+    with pytest.raises(ValueError, match="std must be positive, got 0: give 1 for constant colum"):
+        fs.models.with_scaling(fs.models.logistic((2,), 3), np.zeros(2), np.array([1.0, 0.0]))
+
+
 def test_l2_is_over_kernels_alone() -> None:
     start, gradient, (x, y, mask) = problem("ffn")
     objective = fs.empirical_risk(fs.models.ffn((6,), CLASSES), l2=0.3)

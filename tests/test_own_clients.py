@@ -59,6 +59,11 @@ def test_a_summary_says_how_the_data_were_taken() -> None:
     ]
     many = from_arrays("many", np.zeros((40, 1)), np.arange(40) % 20, test=np.arange(40) > 29)
     assert "classes: 20, of 1 to 2 training and 0 to 1 test samples" in data.summary(many).text()
+    cranes = from_arrays("birds", x, y, test=test, class_names=["crane", "owl", "crane"])
+    assert data.summary(cranes).classes == {"0": (2, 1), "1": (3, 0), "2": (0, 2)}
+    target = fs.tasks.classification(3, backdoor=True)
+    backdoor = from_arrays("backdoor", x, [*y[:-1], 4], test=test, task=target)
+    assert data.summary(backdoor).classes == {"0": (2, 1), "1": (3, 0), "2": (0, 1)}
     numbers = from_arrays("numbers", np.zeros((5, 1)), RNG.normal(size=(5, 2)))
     assert (
         "task: regression(targets=2), as y is 2 numbers per sample" in data.summary(numbers).text()

@@ -208,6 +208,7 @@ BAD_CSV: dict[str, tuple[int, str, str]] = {
         "nan,30,1,cat,1",
         "line 6, column 'height' must have a value, got 'nan': use missing=",
     ),
+    "negative nan": (5, "-nan,30,1,cat,1", "line 6, column 'height' must .* got '-nan': use"),
     "digits with a gap": (
         5,
         "1_0,30,1,cat,1",
@@ -249,6 +250,11 @@ def test_csv_refuses(case: str, pets: Callable[[list[str]], None]) -> None:
             r"column 'b' has 3 distinct numbers in 4 rows, such as 2\.5: give target=b",
         ),
         ("csv:pets.csv,label=b,test=t", ["a,b,t", "1,c,1", "2,d,1"], "test=t must .* got 2 of 2"),
+        (
+            "csv:pets.csv,label=b,categorical=a,missing=mean",
+            ["a,b", ",c", ",d"],
+            "column 'a' must have a value, got none: remove the column",
+        ),
     ],
 )
 def test_csv_refuses_a_table(
@@ -274,6 +280,7 @@ def test_csv_refuses_a_table(
         ("csv:pets.csv,label=a,test=nan", "csv: test must be a share"),
         ("csv:pets.csv,label=a,missing=skip", "csv: missing must be one of refuse, drop, mean"),
         ("csv:pets.csv,label=a,encoding=utf9", "csv: encoding must be one .* such as latin-1"),
+        ("csv:pets.csv,label=a,encoding=base64", "csv: encoding must be one .* such as latin-1"),
         ("csv:pets.csv,label=a,sep=::", "csv: sep must be one character, tab or space, got '::'"),
         ("csv:pets.csv,label=a,categorical=a+b", "csv: each role must have its own column"),
         ("csv:pets.csv,target=a,classes=2", "csv: classes= is for labels"),

@@ -92,6 +92,8 @@ def test_size_statistics_refuse_what_has_no_mean() -> None:
 def test_report_refuses_empty_clients() -> None:
     with pytest.raises(ValueError, match=r"every client a sample, got none for \[1\]"):
         skew_report([0, 1], partition_from_lists([[0, 1], []]), 2)
+    with pytest.raises(ValueError, match=r"every client a sample with a label, got none for \[1\]"):
+        skew_report([0, 1, -1], partition_from_lists([[0, 1], [2]]), 2)
 
 
 def test_report_has_the_measures_of_its_table() -> None:

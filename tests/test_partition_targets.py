@@ -2,12 +2,14 @@
 
 from typing import Any, cast
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_partition import check_complete
 
+from fedjax_sim.data import standardise_global, standardise_local
 from fedjax_sim.partition import (
     Partition,
     emd,
@@ -239,6 +241,21 @@ def test_labels_are_wrong_at_each_clients_rate(kind: Any) -> None:
     assert np.any(other != noisy)
     np.testing.assert_array_equal(same, y)
     assert y.tolist() == sorted(y)
+
+
+@pytest.mark.parametrize("kind", [jnp.asarray, np.ndarray.tolist])
+def test_arrays_of_jax_and_lists_are_taken(kind: Any) -> None:
+    """Which cannot be written to, and have no dtype."""
+    clients = partition_from_lists([[0, 2], [1, 3]])
+    x, y = np.arange(16, dtype=np.float32).reshape(4, 2, 2), np.array([0, 1, 2, 0])
+    for change, plain in (
+        (lambda x: feature_noise(x, clients, sigma=1.0, seed=0), x),
+        (lambda x: feature_rotation(x, clients), x),
+        (lambda y: label_noise(y, clients, rate=0.5, classes=3, seed=0), y),
+        (lambda x: standardise_global(x, clients), x),
+        (lambda x: standardise_local(x, clients), x),
+    ):
+        np.testing.assert_allclose(change(kind(plain)), change(plain), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -377,3 +377,5 @@ def test_a_network_that_computes_in_its_own_type_is_refused() -> None:
         mixed = fs.models.with_compute_dtype(model, jnp.bfloat16)
         with jax.numpy_dtype_promotion("standard"), pytest.raises(ValueError, match=message):
             mixed.apply(model.init(jax.random.key(0)), jnp.ones((2, 6)), train=False)
+    with pytest.raises(ValueError, match=r"dtype must be floating point, such as .*, got int8"):
+        fs.models.with_compute_dtype(stubborn, jnp.int8)

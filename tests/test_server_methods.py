@@ -1073,6 +1073,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "root must not contain rows of clients, got 1, such as row 1",
     ),
     "outside": (lambda: given_root([3, 6]), "root must be in 0 to 5, got 3 to 6"),
+    "fractions": (lambda: given_root([3.5]), "root must be integers [n_0], got float64 [1]"),
     "twice": (lambda: given_root([3, 3]), "root must have each row once, got one more"),
     "empty": (lambda: given_root([]), "root must have at least one row"),
     "runs": (

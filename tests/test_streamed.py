@@ -163,6 +163,8 @@ def test_what_would_see_more_is_refused(case: str, federation: Federation) -> No
 def test_what_cannot_stream(federation: Federation) -> None:
     with pytest.raises(ValueError, match="samples_per_round must be at least 1, got 0"):
         streamed(federation.data, 0)
+    with pytest.raises(ValueError, match=r"samples_per_round must be a whole number, got 1\.5"):
+        streamed(federation.data, 1.5)  # type: ignore[arg-type]
     y = np.repeat(np.arange(2), [9, 1])
     copied = fs.data.fedaug(y, fs.partition.iid(y, 1, seed=0), 0.0).partition
     with pytest.raises(ValueError, match="samples_per_round needs clients without copies"):

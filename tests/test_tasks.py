@@ -16,6 +16,7 @@ from sklearn import metrics as sk
 
 import fedjax_sim as fs
 from fedjax_sim import bench, tasks
+from fedjax_sim.base import Sums
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import eval_set, load_dataset
@@ -124,6 +125,17 @@ def test_a_run_is_the_numpy_program(name: str) -> None:
             np.testing.assert_allclose(by_client[metric][:, k], value, rtol=1e-4, err_msg=metric)
     assert result.score.shape == (1, 2)
     np.testing.assert_array_equal(result.score[0], last.test.pooled[task.score])
+
+
+def test_r2_of_equal_targets_is_unknown() -> None:
+    """The mean of equal numbers is rounded: seven times 0.1 had R² = -1.8e16."""
+    group = jnp.repeat(jnp.arange(4, dtype=jnp.int32), 7)  # the last one is padding
+    y = jnp.concatenate([jnp.full(7, 0.1), 1e6 + jnp.arange(7.0), jnp.full(7, 123.4), jnp.ones(7)])
+    task = tasks.regression()
+    sums = task.sums(task.answers(y[:, None] + 1, y), y, group, 3)
+    found = task.scores(Sums(jnp.zeros(3), jnp.full(3, 7), sums))
+    assert np.allclose(found["mse"], 1, atol=1e-5)
+    np.testing.assert_allclose(found["r2"], [np.nan, 1 - 7 / 28, np.nan])
 
 
 @pytest.mark.slow

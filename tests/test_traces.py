@@ -93,7 +93,7 @@ def test_a_run_follows_a_trace(tmp_path: Path) -> None:
 
 
 def test_npz_is_as_csv(tmp_path: Path) -> None:
-    file = written(tmp_path, WINDOWS)
+    file = written(tmp_path, WINDOWS + "\n\n")  # as an editor leaves it
     table = np.genfromtxt(file, delimiter=",", names=True)
     columns: dict[str, Any] = {name: table[name] for name in known(table.dtype.names)}
     np.savez(tmp_path / "trace.npz", **columns)
@@ -114,7 +114,9 @@ BAD = {
     "a value less": (f"{HEAD}\n0,1,1\n", "row 1 has 3 values, the header has 4"),
     "a word": (f"{HEAD}\n0,1,fast,1\n", "could not convert string to float: 'fast'"),
     "zero": (f"{HEAD}\n0,1,1,1\n1,0,1,1\n", "row 2: seconds_per_step must be positive and finite"),
-    "NaN": (f"{HEAD}\n0,1,nan,1\n", "row 1: up_bytes_per_second must be positive and finite, got"),
+    "NaN": (f"{HEAD}\n0,1,nan,1\n", "row 1: up_bytes_per_second must be positive and finite in f"),
+    "0 in float32": (f"{HEAD}\n0,1,1e-50,1\n", "row 1: up_bytes_per_second must be positive and"),
+    "inf in float32": (f"{HEAD}\n0,1,1,1e39\n", "row 1: down_bytes_per_second must be positiv"),
     "half a client": (f"{HEAD}\n0.5,1,1,1\n", "row 1: client must be a whole number from 0, got 0"),
     "half a second": (f"{HEAD},from,to\n0,1,1,1,0.5,2\n", "row 1: from must be a whole number fro"),
     "unsorted": (f"{HEAD}\n0,1,1,1\n2,1,1,1\n1,1,1,1\n", "row 3: clients must be in order, got cl"),

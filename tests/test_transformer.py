@@ -158,6 +158,8 @@ def test_initial_weights_are_those_of_gpt_2() -> None:
 def test_what_is_no_window_of_tokens_is_refused(model: fs.Model, start: fs.Variables) -> None:
     with pytest.raises(ValueError, match=r"shape must be \(tokens,\), .*, got \(8, 8, 3\)"):
         transformer((8, 8, 3), 10)
+    with pytest.raises(ValueError, match=r"width and layers must .* 1, got \{'layers': 0\}"):
+        transformer((8,), 10, layers=0)
     with pytest.raises(ValueError, match="heads must divide the width 16, got 3"):
         transformer((8,), 10, width=16, heads=3)
     with pytest.raises(TypeError, match="x must be integer tokens, got float32"):

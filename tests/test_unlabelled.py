@@ -20,6 +20,7 @@ import fedjax_sim as fs
 from fedjax_sim.base import Batch, Context, Variables
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.running import draw_clients
 from fedjax_sim.client.terms import label_counts as counts_of_client
 from fedjax_sim.data import hide_labels
 from fedjax_sim.engine.batches import rows_at
@@ -304,6 +305,31 @@ def test_a_data_set_tells_how_many_have_no_label() -> None:
     assert fs.partition.label_table(made.train_y, clients, 3).tolist() == [[0] * 3, [9] * 3]
 
 
+ONE_WITHOUT = """
+import numpy as np
+import fedjax_sim as fs
+def mine(folder) -> fs.data.Dataset:
+    client = np.arange(60) % 5
+    y = np.where(client == 0, -1, np.arange(60) % 3)
+    task = fs.tasks.classification(3, unlabelled=True)
+    return fs.data.from_arrays("mine", np.eye(60)[:, :4], y, task=task, client=client)
+"""
+
+
+def test_the_command_takes_clients_without_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The EMD of all clients, in the summary and on the picture, was a traceback."""
+    (tmp_path / "one_without.py").write_text(ONE_WITHOUT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = ["--dataset", "one_without:mine", "--partition", "natural", "--compare", "none"]
+    config = parse([*flags, "--model", "logistic", "--clients-per-round", "2", "--devices", "1"])
+    setup = build(config)
+    assert setup.tables[0][0].tolist() == [0, 0, 0]
+    assert setup.emd == fs.partition.emd(setup.tables[0][1:])
+    draw_clients(config, setup, tmp_path / "clients.svg")
+
+
 def simulated(data: fs.ClientData, objective: Any, model: fs.Model, task: Any) -> Callable[[], Any]:
     algorithm = fs.fedavg(fs.local_sgd(objective, optax.sgd(LR)), clients_per_round=2)
     test = np.asarray(data.x[:4]), np.arange(4) % 3
@@ -333,6 +359,7 @@ def test_mistakes(some: fs.ClientData, model: fs.Model) -> None:
         ),
         (lambda: fs.client_data(np.eye(2), [-2, 0], []), "y must be in -1 … M - 1, got -2 … 0"),
         (lambda: hide_labels(some, np.ones(7, bool), 3), "hidden must be bool [8], got bool [7]"),
+        (lambda: hide_labels(some, np.ones(8, bool), 2), "data.y must be in -1 … 1, got -1 … 2"),
         (
             lambda: fs.terms.pseudo_labels(risk, model, 1.5),
             "threshold must be in [0, 1], got 1.5",

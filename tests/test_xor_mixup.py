@@ -113,6 +113,10 @@ REFUSED: dict[str, tuple[Callable[[], XorMixup], str]] = {
         lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [], samples=1, seed=0),
         "root must have at least one row, got none",
     ),
+    "outside": (
+        lambda: xor_mixup(ROWS, [0, 1, 0, 1, 0], p2, [3, 5], samples=1, seed=0),
+        "root must be integers in 0 to 4, got 3 to 5",
+    ),
     "one class": (
         lambda: xor_mixup(ROWS, [0, 0, 0, 1, 0], p2, [3], samples=1, seed=0),
         "partition must have a client with samples of two classes, of which the server has one",

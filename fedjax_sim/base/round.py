@@ -163,7 +163,7 @@ class Metrics(NamedTuple):
     """What one round reports; sums over its slots.
 
     Attributes:
-        loss: ``f32[]``, mean training loss per sample visited.
+        loss: ``f32[]``, mean training loss per sample visited; 0 if no client trained.
         samples: ``int32[]``, training samples visited.
         steps: ``int32[]``, local steps that did something.
         executed: ``int32[]``, local steps that the devices ran or waited: devices × those of the

@@ -40,7 +40,8 @@ from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
 from fedjax_sim.models.factories import model_of, with_settings
-from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.partition import Partition, label_table
+from fedjax_sim.partition.measures import labelled_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
 from fedjax_sim.run.experiment import Experiment
@@ -94,10 +95,8 @@ class Setup:
 
     @property
     def emd(self) -> float | None:
-        """Returns the measured EMD, the mean over seeds; None without classes."""
-        if self.task.classes is None:
-            return None
-        return float(np.mean([emd(table) for table in self.tables]))
+        """Returns the measured EMD, the mean over seeds; None without classes or labels."""
+        return None if self.task.classes is None else labelled_emd(self.tables)
 
     def experiment(self, name: str, config: Config) -> Experiment:
         """Returns the experiment of an algorithm."""

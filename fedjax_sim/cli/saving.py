@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.schema import RUN
 from fedjax_sim.cli.summary import entry_of
-from fedjax_sim.partition import emd, partition_hash
+from fedjax_sim.partition import partition_hash
+from fedjax_sim.partition.measures import labelled_emd
 from fedjax_sim.run import Result
 from fedjax_sim.run.checkpoint_files import write_server_model
 from fedjax_sim.run.environment import environment
@@ -191,15 +190,13 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
     """Returns the entry of a result in ``summary.json``, as far as it does not need a command."""
     origin, task = result.provenance, result.task
     models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
-    tables = [] if task.classes is None else origin.tables(task)
-    skew = [emd(table[table.any(axis=1)]) for table in tables if table.any()]  # of labels
     return entry_of(
         result,
         score=score,
         seeds=len({*origin.seeds}),
         fedavg_bytes=models * result.model_bytes,
         clients=origin.start.shape[-1] - 1,
-        emd=float(np.mean(skew)) if skew else None,
+        emd=None if task.classes is None else labelled_emd(origin.tables(task)),
     )
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedjax_sim.base.files import check_memory, open_text
 from fedjax_sim.base.words import shortened
 from fedjax_sim.data.cells import (
-    GAPS,
     check_labels,
     fill_means,
     integers_or_texts,
@@ -221,7 +220,7 @@ def _check_gaps(
     for i in places:
         column, cell, role = header[i], row[i].strip(), header[i] in table.roles
         text = column in (*table.roles, *table.categorical)
-        gap = not cell if text else cell.lower() in GAPS
+        gap = not cell if text else math.isnan(read_number(cell))
         if gap and (role or table.missing == "refuse"):
             got = repr(cell) if cell else "an empty cell"
             advice = "use missing=drop to drop such rows"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.data.targets import class_labels
-from fedjax_sim.partition.table import Partition, label_table
+from fedjax_sim.partition.table import LAST, Partition, label_table
 
 
 class FedAug(NamedTuple):
@@ -130,7 +130,7 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
         The clients' samples and copies.
 
     Raises:
-        ValueError: if alpha or a label is negative.
+        ValueError: if alpha or a label is negative, or there would be more than 2³¹ - 1 copies.
 
     Source: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
     improving classification accuracy of mobile deep learning applications", ICCD 2019
@@ -147,9 +147,13 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
     y = class_labels(np.asarray(labels), np.size(labels), None, "labels")
     held = y[partition.index % len(y)].astype(np.int64)
     counts = np.bincount(held, minlength=int(y.max()) + 1)
-    ratio = np.maximum(counts.mean() / np.maximum(counts, 1), 1.0)
-    lacking = np.round(counts * (ratio**alpha - 1)).astype(np.int64)
-    return _add_copies(partition, held, lacking, len(y), f"{partition.name}, rebalanced")[0]
+    ratio = np.where(counts > 0, np.maximum(counts.mean() / np.maximum(counts, 1), 1.0), 1.0)
+    with np.errstate(over="ignore"):
+        lacking = np.round(counts * (ratio**alpha - 1))
+    if not lacking.sum() <= LAST:
+        raise ValueError(f"alpha must make at most {LAST:,} copies, got {alpha}")
+    name = f"{partition.name}, rebalanced"
+    return _add_copies(partition, held, lacking.astype(np.int64), len(y), name)[0]
 
 
 def _add_copies(

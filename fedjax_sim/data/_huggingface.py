@@ -205,6 +205,7 @@ def from_huggingface(
     if task == "regression" and label is not None:
         label, target = None, label
     roles = [column for column in (label, target, client, flags) if column is not None]
+    categorical = (categorical,) if isinstance(categorical, str) else categorical
     named = [c for c in categorical if c != EVERY_TEXT]
     check_columns(parts, [*roles, *named, *([] if input is None else [input])])
     columns = [c for c in train.rows.features if c not in roles] if input is None else [input]

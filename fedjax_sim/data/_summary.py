@@ -139,9 +139,12 @@ def _count_classes(dataset: Dataset) -> dict[str, tuple[int, int]]:
     classes = dataset.task.classes
     if classes is None:
         return {}
-    names: Sequence[str] = dataset.class_names or [str(y) for y in range(classes)]
+    names: Sequence[str] = dataset.class_names
+    if len({*names}) < classes:  # none, or one of two classes
+        names = [str(y) for y in range(classes)]
     both = dataset.train_y, dataset.test_y
-    train, test = (np.bincount(y[y >= 0], minlength=classes) for y in both)
+    # Without samples that have no label, or a backdoor's trigger.
+    train, test = (np.bincount(y[(y >= 0) & (y < classes)], minlength=classes) for y in both)
     return dict(zip(names, zip(train.tolist(), test.tolist(), strict=True), strict=True))
 
 

@@ -1,6 +1,7 @@
 """Checks and conversions of arrays that users pass in."""
 
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ OFFSET = 8.0
 
 
 def plain_array(name: str, values: Any) -> NDArray[Any]:
-    """Returns ``np.asarray(values)``; raises ValueError for a pytree, and for masked values."""
+    """Returns ``np.asarray(values)``, in native byte order, as JAX has no other.
+
+    Raises ValueError for a pytree, and for masked values.
+    """
     one_array(name, values)
     masked = np.sum(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
@@ -27,11 +31,12 @@ def plain_array(name: str, values: Any) -> NDArray[Any]:
             f"with {name}.filled(...)"
         )
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except ValueError as error:  # rows of unequal lengths
         raise ValueError(
             f"{name} must have rows of one length, got lists of several: see fs.data.pad"
         ) from error
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def sample_arrays(name: str, values: PyTree, samples: int) -> PyTree:
@@ -116,14 +121,18 @@ def encode(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32
     array = plain_array(name, values)
     if array.shape != (samples,):
         raise ValueError(f"{name} must have shape [{samples}], got {list(array.shape)}")
-    if array.dtype.kind == "O" and all(isinstance(v, str) for v in array):
-        array = array.astype(np.str_)
+    alike = (all(isinstance(v, kind) for v in array) for kind in (str, numbers.Real))
+    if array.dtype.kind == "O" and any(alike):  # as of pandas
+        array = np.array(array.tolist())
     if array.dtype.kind not in "biufUS" or (array.dtype.kind == "f" and np.isnan(array).any()):
         kinds = sorted({type(value).__name__ for value in array.tolist()})
         got = "NaN" if array.dtype.kind == "f" else ", ".join(kinds)
         raise ValueError(f"{name} must be a number or a text for every sample, got {got}")
     unique, codes = np.unique(array, return_inverse=True)
-    return codes.astype(np.int32), tuple(map(str, unique))
+    texts = (
+        np.char.decode(unique, "utf-8", "backslashreplace") if unique.dtype.kind == "S" else unique
+    )
+    return codes.astype(np.int32), tuple(map(str, texts))
 
 
 def offset(values: NDArray[Any]) -> float:

@@ -76,6 +76,8 @@ def one_hot(
     blocks, names, notes = [], [], []
     for column, texts in columns.items():
         categories = [str(value) for value in np.unique(integers_or_texts(texts[texts != ""]))]
+        if not categories:
+            raise ValueError(f"column {column!r} must have a value, got none: remove the column")
         if len(categories) > MAX_CATEGORIES:
             raise ValueError(
                 f"column {column!r} must have at most {MAX_CATEGORIES} categories, as each becomes "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.base.brief import brief_fields
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data.arrays import plain_array, sample_arrays
 from fedjax_sim.data.targets import as_targets
 from fedjax_sim.partition.table import Partition, validate_partition
@@ -118,8 +120,9 @@ def streamed(data: ClientData, samples_per_round: int) -> ClientData:
         >>> out.metrics.samples.tolist()
         [[20, 20, 20]]
     """
-    if samples_per_round < 1:
-        raise ValueError(f"samples_per_round must be at least 1, got {samples_per_round}")
+    if not isinstance(samples_per_round, numbers.Integral) or samples_per_round < 1:
+        least = "at least 1" if samples_per_round < 1 else "a whole number"
+        raise ValueError(f"samples_per_round must be {least}, got {samples_per_round}")
     if data.copies:
         raise ValueError(
             "samples_per_round needs clients without copies of samples: leave out FedAug and "
@@ -273,6 +276,8 @@ def _checked_roots(root: Any, partitions: list[Partition], samples: int) -> list
     for rows, partition in zip(each, partitions, strict=True):
         if not rows.size:
             raise ValueError("root must have at least one row, got none; use None for no root")
+        if rows.dtype.kind not in "iu":
+            raise ValueError(f"root must be integers [n_0], got {array_type(rows)}")
         if not 0 <= rows.min() <= rows.max() < samples:
             raise ValueError(
                 f"root must be in 0 to {samples - 1}, got {rows.min()} to {rows.max()}"

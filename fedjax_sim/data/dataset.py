@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.brief import brief, brief_html
-from fedjax_sim.base.words import array_type
+from fedjax_sim.base.words import array_type, shortened
 from fedjax_sim.data.arrays import check_int32, encode, flags, offset, plain_array
 from fedjax_sim.data.standardise import statistics
 from fedjax_sim.data.targets import read_targets, strata
@@ -167,6 +167,8 @@ def from_arrays(
     kept = ~held_out
     if not kept.any():
         raise ValueError("test must leave at least one training sample, got True for all")
+    if task.classes is not None:
+        _check_common(y[kept], y[held_out], names or tuple(map(str, range(task.classes))))
     mean, std = statistics(inputs[kept], columns) if scale else (None, None)
     clients, client_names = (None, ()) if client is None else encode("client", client, len(y))
     codes = {key: encode(key, value, len(y))[0] for key, value in features.items()}
@@ -270,6 +272,17 @@ def _convert_inputs(
         "merge its values."
         for c in map(int, np.flatnonzero(shifts))
     )
+
+
+def _check_common(train: NDArray[Any], test: NDArray[Any], names: Sequence[str]) -> None:
+    """Raises ValueError if the labels of the training and test samples have no class in common."""
+    old, new = (np.unique(y[(y >= 0) & (y < len(names))]) for y in (train, test))
+    if len(old) and len(new) and not np.isin(new, old).any():
+        of_train, of_test = (shortened([names[k] for k in classes]) for classes in (old, new))
+        raise ValueError(
+            f"the test set must have classes of the training set, {of_train}, got {of_test}: use "
+            "the same class names in both"
+        )
 
 
 def _channels_first(x: NDArray[Any]) -> bool:

@@ -55,6 +55,7 @@ def _separator(text: str) -> str:
 def _encoding(text: str) -> str:
     try:
         name = codecs.lookup(text).name
+        "a".encode(name)  # base64 is a codec, but of no text
     except LookupError:
         raise ValueError(
             f"encoding must be one that Python knows, such as latin-1, got {text!r}"

@@ -156,8 +156,8 @@ def xor_mixup(
         ``x``, ``y`` and ``root`` for :func:`fedjax_sim.data.client_data`, with the same partition.
 
     Raises:
-        ValueError: if x is not uint8, samples is not positive, root is empty, or no client has a
-            pair.
+        ValueError: if x is not uint8, samples is not positive, root is empty or out of range, or
+            no client has a pair.
 
     Source: Shin, Hwang, Kim, Park, Bennis, Kim, "XOR mixup: privacy-preserving data augmentation
     for one-shot federated learning", 2020 <https://arxiv.org/abs/2006.05148>.
@@ -177,6 +177,10 @@ def xor_mixup(
         raise ValueError(f"samples must be at least 1, got {samples}")
     if not rows.size:
         raise ValueError("root must have at least one row, got none")
+    if rows.dtype.kind not in "iu" or not 0 <= rows.min() <= rows.max() < len(pixels):
+        raise ValueError(
+            f"root must be integers in 0 to {len(pixels) - 1}, got {rows.min()} to {rows.max()}"
+        )
     partition.check_unshared("use xor_mixup before sharing")
     rng, triples = np.random.default_rng(seed), []
     of_server = {label: rows[labels[rows] == label] for label in np.unique(labels[rows])}

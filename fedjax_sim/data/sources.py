@@ -6,15 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedjax_sim.base import calls
 from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.base.spelling import did_you_mean, plain
-from fedjax_sim.base.words import shortened
 from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._eicu import eicu, eicu_demo
 from fedjax_sim.data._folder import image_folder
@@ -211,27 +208,11 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
 def _from_files(text: str, load: Callable[[str], Dataset], data_dir: DataDir) -> Dataset:
     del data_dir  # the text has the path
     try:
-        dataset = load(text)
-        _check_common(dataset)
-        return dataset
+        return load(text)
     except DamagedError:  # its message names the file
         raise
     except ValueError as error:
         raise ValueError(f"{text}: {error}") from error
-
-
-def _check_common(dataset: Dataset) -> None:
-    """Raises ValueError if the training and test sets have no class in common."""
-    if dataset.task.classes is None:
-        return
-    train, test = (np.unique(y) for y in (dataset.train_y, dataset.test_y))
-    if not np.isin(test, train).any():
-        named = dataset.class_names or list(map(str, range(dataset.task.classes)))
-        of_train, of_test = (shortened([named[k] for k in found]) for found in (train, test))
-        raise ValueError(
-            f"the test set must have classes of the training set, {of_train}, got {of_test}: use "
-            "the same class names in both"
-        )
 
 
 def _loaded(text: str, load: Callable[[DataDir], Any], data_dir: DataDir) -> Dataset:

@@ -82,6 +82,7 @@ def standardise_global(
         >>> standardise_global(x, train, numeric=np.array([True, False])).tolist()
         [[-1.0, 5.0], [1.0, 6.0], [7.0, 7.0]]
     """
+    x = np.asarray(x)
     columns = _checked_columns(x, numeric, train=train)
     return _scaled(x, *_fit_moments(x, train.index, columns))
 
@@ -125,6 +126,7 @@ def standardise_local(
             f"fit must have {len(clients.start) - 1} clients, as clients has, got "
             f"{len(fit.start) - 1}"
         )
+    x = np.asarray(x)
     columns = _checked_columns(x, numeric, clients=clients, fit=fit)
     missing = np.flatnonzero((clients.sizes > 0) & (fit.sizes == 0))
     if missing.size:

@@ -1,6 +1,7 @@
 """Targets of a data set: dtype, task and class names."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
+
+ROUNDED = 1e-3
+"""The distance of two numbers in float32, in standard deviations of the targets, that is accepted:
+of thousands of fractions some become equal in any case."""
 
 
 def read_targets(
@@ -43,14 +48,16 @@ def read_targets(
         if classes not in (None, len(names)):
             raise ValueError(f"classes must be {len(names)}, as y has as many names, got {classes}")
         y, classes = class_codes(y, names), len(names)
+    inferred: Task
     if task is None and classes is None and y.shape[:1] == (samples,):
-        found = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
-        return as_targets(y, samples), found, names
-    if task == "regression":
+        inferred = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
+        converted = as_targets(y, samples)
+    elif task == "regression":
         converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
-        inferred: Task = regression(1 if y.ndim == 1 else y.shape[1])
+        inferred = regression(1 if y.ndim == 1 else y.shape[1])
     elif task == "multi_label":
-        if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
+        fits = y.ndim == 2 and len(y) == samples and y.dtype.kind in "biuf"
+        if not fits or not np.isin(y, (0, 1)).all():
             raise ValueError(
                 f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {array_type(y)}"
             )
@@ -100,12 +107,13 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}")
     if y.dtype.kind == "f":
-        shift = offset(y)
-        if shift:
-            raise ValueError(
-                f"{name} must have values that are distinct in float32, got {y.min()} to "
-                f"{y.max()}: subtract a constant, such as {shift:.15g}"
-            )
+        for column in y.reshape(len(y), math.prod(y.shape[1:])).T:
+            shift = offset(column)
+            if shift and np.spacing(np.float32(abs(shift))) > ROUNDED * column.std():
+                raise ValueError(
+                    f"{name} must have values that are distinct in float32, got {column.min()} to "
+                    f"{column.max()}: subtract a constant, such as {shift:.15g}"
+                )
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
     check_int32(name, y)
@@ -125,6 +133,7 @@ def class_labels(
         largest = "M - 1" if classes is None else classes - 1
         takes = "; classification(M, unlabelled=True) takes -1 for no label, as task="
         hint = takes * bool(name == "y" and y.min() == -1)
+        hint += "; numbers to predict must be floats" * bool(y.min() < least < 0)
         raise ValueError(f"{name} must be in {least} … {largest}, got {y.min()} … {y.max()}{hint}")
     return y.astype(np.int32, copy=False)
 
@@ -165,7 +174,7 @@ def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData
         share the samples of ``data``.
 
     Raises:
-        ValueError: if hidden does not have an entry for each client.
+        ValueError: if hidden does not have an entry for each client, or a label is not below M.
 
     Example:
         >>> from fedjax_sim import data, partition
@@ -175,5 +184,6 @@ def hide_labels(data: ClientData, hidden: ArrayLike, classes: int) -> ClientData
         [[0, 1], [-1, -1]]
     """
     rows = flags("hidden", hidden, data.clients)
+    class_labels(np.asarray(data.y), len(data.y), classes, "data.y", least=-1)
     known = jnp.arange(classes, dtype=jnp.int32) if data.relabel is None else data.relabel
     return dataclasses.replace(data, relabel=jnp.where(rows[:, None], jnp.int32(-1), known))

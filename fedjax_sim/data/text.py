@@ -17,6 +17,7 @@ from fedjax_sim.tasks import classification, next_token
 
 LENGTH = 80  # characters of an input
 TABLE = "shakespeare/plays_by_role.csv.gz"
+COLUMNS = ("play", "role", "text")
 PADDING = -1  # in y, ignored by next_token
 
 Samples = tuple[NDArray[Any], NDArray[np.int32]]
@@ -94,9 +95,12 @@ def _read_plays(data_dir: DataDir) -> dict[str, str]:
     folder = given_folder(data_dir)
     if folder is None or not (folder / TABLE).is_file():
         raise not_ready("shakespeare", folder, f"no file {TABLE}", advice)
-    with open_text(folder / TABLE) as rows:
-        lines = ((f"{row['play']}: {row['role']}", row["text"]) for row in csv.DictReader(rows))
-        return _join_lines(lines)
+    with open_text(folder / TABLE) as lines:
+        rows = csv.DictReader(lines, restval="")
+        if not {*COLUMNS} <= {*(rows.fieldnames or ())}:
+            wanted, got = ", ".join(COLUMNS), ", ".join(rows.fieldnames or ()) or "none"
+            raise ValueError(f"{folder / TABLE} must have the columns {wanted}, got {got}")
+        return _join_lines((f"{row['play']}: {row['role']}", row["text"]) for row in rows)
 
 
 def tiny_shakespeare(data_dir: DataDir = None) -> Dataset:
@@ -213,6 +217,8 @@ def by_role(
     """
     alphabet = np.unique(_codes("".join(texts.values())))
     names = [role for role, text in texts.items() if len(text) > LENGTH]
+    if not names:
+        raise ValueError(f"{name} must have a role of more than {LENGTH} characters, got none")
     if roles is not None:
         if not 1 <= roles <= len(names):
             raise ValueError(f"roles must be in 1 to {len(names)}, or None for all, got {roles}")

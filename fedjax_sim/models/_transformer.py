@@ -199,7 +199,7 @@ def transformer(
         A model with ``f32[B, t, M]`` logits.
 
     Raises:
-        ValueError: if shape is not ``(T,)``, or heads does not divide width.
+        ValueError: if shape is not ``(T,)``, a size is below 1, or heads does not divide width.
 
     Source: Vaswani et al. 2017 <https://arxiv.org/abs/1706.03762>; Radford et al. 2019
     <radford2019language>, section 2.3; Karpathy <https://github.com/karpathy/nanoGPT>.
@@ -214,6 +214,9 @@ def transformer(
     """
     if len(shape) != 1:
         raise ValueError(f"shape must be (tokens,), the window length, got {tuple(shape)}")
+    sizes = {"tokens": shape[0], "width": width, "layers": layers}
+    if wrong := {name: n for name, n in sizes.items() if n < 1}:
+        raise ValueError(f"tokens, width and layers must be at least 1, got {wrong}")
     if heads < 1 or width % heads:
         raise ValueError(f"heads must divide the width {width}, got {heads}")
     module = _Transformer(shape[0], classes, width, layers, heads, remat, bias)

@@ -24,8 +24,8 @@ Shapes = dict[str, Any]
 def save_weights(file: str | os.PathLike[str], variables: Variables) -> None:
     """Writes the weights of one model to a .npz file, with one array per leaf.
 
-    Arrays are named by the paths that :class:`fedjax_sim.leaves.named` matches; floats shorter than
-    32 bits are stored as float32.
+    Arrays are named by the paths that :class:`fedjax_sim.leaves.named` matches; bfloat16, which
+    .npz lacks, is stored as float32.
 
     Args:
         file: the file, which is overwritten.

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from fedjax_sim.base import Array, Leaves, Model, PyTree, Variables
-from fedjax_sim.base.arrays import one_array
+from fedjax_sim.base.arrays import concrete, one_array
 from fedjax_sim.engine.streams import Weights, stream
 from fedjax_sim.models.layers import dense_product, fan_in_uniform
 from fedjax_sim.models.leaves import named, path_of
@@ -30,6 +31,9 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
     Returns:
         A model that takes ``[B, *feature]`` of any dtype.
 
+    Raises:
+        ValueError: if a σ is not positive, as 0 of a constant column would make NaN of it.
+
     Example:
         >>> import fedjax_sim as fs
         >>> model = fs.models.logistic((4,), 3)
@@ -40,6 +44,8 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
         >>> bool((outputs == at_zero).all())
         True
     """
+    if concrete(mean, std) and not np.all(np.asarray(std) > 0):
+        raise ValueError(f"std must be positive, got {np.min(std):g}: give 1 for constant columns")
 
     def scaled(variables: Variables, x: Array) -> Array:
         x = one_array("x", x, "with_scaling: ")
@@ -87,7 +93,8 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
         The model; its outputs are ``f32``.
 
     Raises:
-        ValueError: at the first use, if the model does not compute in that dtype.
+        ValueError: if dtype is not floating point; at the first use, if the model does not compute
+            in it.
 
     Source: Micikevicius et al. 2018 <https://arxiv.org/abs/1710.03740>, without loss scaling, which
     bfloat16 does not need because of its wide exponent.
@@ -100,6 +107,8 @@ def with_compute_dtype(model: Model, dtype: DTypeLike) -> Model:
         dtype('float32')
     """
     kind = jnp.dtype(dtype)
+    if not jnp.issubdtype(kind, jnp.floating):
+        raise ValueError(f"dtype must be floating point, such as jnp.bfloat16, got {kind}")
 
     def cast(a: Array) -> Array:
         return a.astype(kind) if jnp.issubdtype(a.dtype, jnp.floating) else a

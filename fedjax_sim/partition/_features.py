@@ -48,7 +48,7 @@ def feature_noise(
         raise ValueError(f"sigma must be at least 0 and finite, got {sigma}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
-    one_array("x", x)
+    x = np.asarray(one_array("x", x))
     image = x.dtype == np.uint8
     if not image and not np.issubdtype(x.dtype, np.floating):
         raise ValueError(f"x must be floating point or uint8, got {x.dtype}")
@@ -91,7 +91,7 @@ def feature_rotation(
     """
     if groups not in (2, 4):
         raise ValueError(f"groups must be 2 or 4, got {groups}")
-    one_array("x", x)
+    x = np.asarray(one_array("x", x))
     if x.ndim not in (3, 4) or (groups == 4 and x.shape[1] != x.shape[2]):
         wanted = "square images" if groups == 4 else "images"
         raise ValueError(f"x must be {wanted} [n, height, width(, channels)], got {list(x.shape)}")
@@ -142,7 +142,7 @@ def label_noise(
         >>> label_noise(y, clients, rate=[0, 1], classes=3, kind="pair", seed=0).tolist()
         [0, 2, 1, 0]
     """
-    rates = np.asarray(rate, np.float64)
+    y, rates = np.asarray(y), np.asarray(rate, np.float64)
     clients = partition.sizes.size
     if rates.shape not in ((), (clients,)) or not ((rates >= 0) & (rates <= 1)).all():
         raise ValueError(

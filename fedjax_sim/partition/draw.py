@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedjax_sim.partition.measures import client_emds, emd
+from fedjax_sim.partition.measures import client_emds, emd, labelled_emd
 from fedjax_sim.partition.pictures import COLOURS, WIDTH, literal, picture
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def draw_partition(
 
 def _head(table: Counts, name: str) -> str:
     sizes = table.sum(axis=1)
-    skew = f"EMD {emd(table):.2f}\n" if table.shape[1] > 1 else ""
+    measured = labelled_emd([table]) if table.shape[1] > 1 else None
+    skew = "" if measured is None else f"EMD {measured:.2f}\n"
     return f"{literal(name)}\n{skew}$n_k$ {sizes.min():,} to {sizes.max():,}"
 
 

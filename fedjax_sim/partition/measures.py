@@ -1,5 +1,6 @@
 """Measures of label skew, and of the skew of client sizes."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -78,6 +79,17 @@ def emd(table: ArrayLike) -> float:
         0.75
     """
     return _weighted_mean(table, client_emds(table))
+
+
+def labelled_emd(tables: Iterable[NDArray[np.int64]]) -> float | None:
+    """Returns the mean EMD of several tables, each of its clients with labels; None without labels.
+
+    >>> labelled_emd([np.array([[6, 0], [0, 2], [0, 0]])]), labelled_emd([np.array([[0, 0]])])
+    (0.75, None)
+    """
+    known = (table[table.any(axis=1)] for table in tables)
+    each = [emd(table) for table in known if len(table)]
+    return float(np.mean(each)) if each else None
 
 
 def kl(table: ArrayLike) -> float:

@@ -129,7 +129,7 @@ def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewRe
         The report, with the expected EMD of the sampler in the partition's name.
 
     Raises:
-        ValueError: if a label is not in 0 … M - 1, or a client has no samples.
+        ValueError: if a label is not in 0 … M - 1, or a client has no samples with a label.
 
     Example:
         >>> from fedjax_sim.partition import parse_sampler
@@ -149,8 +149,9 @@ def skew_report(labels: ArrayLike, partition: Partition, classes: int) -> SkewRe
     table = label_table(labels, partition, classes)
     empty = np.flatnonzero(~table.any(axis=1))
     if empty.size:
+        hint = " with a label" if partition.sizes[empty].all() else ""
         raise ValueError(
-            f"partition must give every client a sample, got none for {empty.tolist()}"
+            f"partition must give every client a sample{hint}, got none for {empty.tolist()}"
         )
     if classes == 1:
         return SkewReport(partition.name, partition_hash(partition), table, None)

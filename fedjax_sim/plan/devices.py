@@ -175,7 +175,7 @@ class diurnal(Part):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.period != int(self.period) or not 1 <= self.period < 2**31:
+        if not 1 <= self.period < 2**31 or self.period != int(self.period):
             raise ValueError(f"period must be a whole number of seconds from 1, got {self.period}")
 
     def __call__(self, keys: Array, client: Array, now: Now) -> Array:

@@ -91,6 +91,9 @@ def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
     >>> counts = jnp.array([[4, 0], [3, 1], [0, 4], [1, 3]])
     >>> balanced_groups(counts, jnp.arange(4, dtype=jnp.int32), 2).tolist()
     [[1, 3], [0, 2]]
+    >>> some_hidden = jnp.array([[0, 0], [4, 0], [0, 4], [0, 0]])
+    >>> balanced_groups(some_hidden, jnp.arange(4, dtype=jnp.int32), 2).tolist()
+    [[1, 2], [0, 3]]
     """
     labels = counts[cohort].astype(jnp.float32)
     empty = jnp.zeros(labels.shape[1], jnp.float32)
@@ -99,9 +102,11 @@ def balanced_groups(counts: Array, cohort: Array, clients_each: int) -> Array:
         free, mix, chosen = carry
         mix = jnp.where(i % clients_each == 0, empty, mix)
         union = mix[None] + labels
-        share = union / jnp.sum(union, axis=1, keepdims=True)
-        # KL from uniform is log M minus the entropy.
+        total = jnp.sum(union, axis=1)
+        share = union / jnp.maximum(total, 1)[:, None]
+        # KL from uniform is log M minus the entropy. A client without labels is the last to begin.
         distance = jnp.sum(jax.scipy.special.xlogy(share, share), axis=1)
+        distance = jnp.where(total > 0, distance, 1)
         best = jnp.argmin(jnp.where(free, distance, jnp.inf))
         return free.at[best].set(False), union[best], chosen.at[i].set(cohort[best])
 

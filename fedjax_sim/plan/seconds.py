@@ -299,9 +299,12 @@ def _chances(accuracy: Array, credits: Array) -> Array:
 
     >>> _chances(jnp.array([0.5, 0.9, 0.2, 0.7]), jnp.array([1, 1, 0, 1])).tolist()
     [0.5, 0.1666666716337204, 0.0, 0.3333333432674408]
+    >>> _chances(jnp.array([jnp.nan, 0.9, 0.2]), jnp.array([1, 1, 0])).tolist()
+    [0.3333333432674408, 0.6666666865348816, 0.0]
     """
     rich = credits > 0
-    rank = jnp.argsort(jnp.argsort(jnp.where(rich, accuracy, jnp.inf))).astype(jnp.int32)
+    # An unknown accuracy, NaN, comes last, but before the tiers without credits.
+    rank = jnp.argsort(jnp.lexsort((accuracy, ~rich))).astype(jnp.int32)
     n = jnp.sum(rich, dtype=jnp.int32)
     share = 2 * (n - rank) / jnp.maximum(n * (n + 1), 1)
     return jnp.where(rich, share, 0).astype(jnp.float32)

@@ -129,7 +129,7 @@ def _columns(path: Path) -> dict[str, Column]:
 def _csv(path: Path) -> dict[str, Column]:
     try:
         with open_text(path, "utf-8-sig") as lines:
-            head, *rows = [*csv.reader(lines)] or [[]]
+            head, *rows = [row for row in csv.reader(lines) if row] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be csv in UTF-8, got: {error}") from error
     for i, row in enumerate(rows, 1):
@@ -156,7 +156,9 @@ def _numbers(path: Path, values: list[str] | NDArray[Any]) -> Column:
 def _check_numbers(file: str | Path, columns: dict[str, Column]) -> None:
     for name, values in columns.items():
         if name in SPEEDS:
-            good, wanted = np.isfinite(values) & (values > 0), "positive and finite"
+            with np.errstate(over="ignore"):
+                stored = values.astype(np.float32)
+            good, wanted = np.isfinite(stored) & (stored > 0), "positive and finite in float32"
         else:
             good = (values >= 0) & (values < 2**31) & (values == np.floor(values))
             wanted = "a whole number from 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -70,10 +71,12 @@ class regression(Task):
 
     def sums(self, answers: Any, y: Array, group: Array, groups: int) -> Any:
         error, y = answers, y.reshape(answers.shape)
+        own = jnp.minimum(group, groups - 1)
         n = add_up(jnp.ones((len(y), 1), y.dtype), group, groups)
-        # From the group's mean: Σy² - nȳ² would lose all digits for y far from 0.
-        mean = add_up(y, group, groups) / jnp.maximum(n, 1)
-        away = y - mean[jnp.minimum(group, groups - 1)]
+        # From the group's mean: Σy² - nȳ² would lose all digits for y far from 0. And first from
+        # its least y, so that the spread of equal y is exactly 0.
+        y = y - jax.ops.segment_min(y, group, groups)[own]
+        away = y - (add_up(y, group, groups) / jnp.maximum(n, 1))[own]
         errors = _Errors(jnp.square(error), jnp.abs(error), jnp.square(away))
         return add_up(errors, group, groups)
 
