@@ -281,6 +281,15 @@ def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
     assert bits(run(algorithm(name), tmp_path, rounds=4)) == bits(run(algorithm(name), rounds=4))
 
 
+def test_a_run_may_end_at_a_checkpoint_of_a_longer_one(tmp_path: Path) -> None:
+    """Models in flight, which the longer run had not collected yet, are collected then."""
+    saved = fs.Checkpoints(tmp_path, seconds=0, keep=9)
+    run(algorithm("phase_shift"), saved, rounds=4, on_rounds=wait_for(tmp_path))
+    stopped_after(tmp_path, 2)
+    again = [run(algorithm("phase_shift"), tmp_path, rounds=2) for _ in range(2)]
+    assert bits(again[0]) == bits(again[1]) == bits(run(algorithm("phase_shift"), rounds=2))
+
+
 def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(algorithm("scaffold"), fs.Checkpoints(tmp_path / "every", seconds=0))
     names = [path.name for path in (tmp_path / "every").iterdir()]

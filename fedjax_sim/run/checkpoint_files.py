@@ -22,6 +22,9 @@ from fedjax_sim.run.records import Collected, Interval, Run
 SERVER = "server"
 """Prefix of the arrays of a kept server model."""
 
+COLLECTED = "collected"
+"""Prefix of the final models, after models in flight were collected."""
+
 VERSION = 3
 """Version of the files; others are rejected."""
 
@@ -144,6 +147,11 @@ class Checkpoint(NamedTuple):
         """The rounds up to the last evaluation."""
         return sum(self.rounds)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether the models in flight were collected, as after the last round."""
+        return any(name.startswith(COLLECTED) for name in self.arrays)
+
     def restored(
         self,
         shapes: Mapping[str, PyTree],
@@ -165,8 +173,8 @@ class Checkpoint(NamedTuple):
         )
         run = layout.restored(exported)
         collected: Collected | None = None
-        if self.done == rounds and "finish" in shapes:
-            end = unpack(self.arrays, "collected", shapes["finish"], exact=True)
+        if self.done == rounds and self.has_end and "finish" in shapes:
+            end = unpack(self.arrays, COLLECTED, shapes["finish"], exact=True)
             placed = layout.execution.shardings(end, None)
             collected = jax.tree.map(put_on_devices, placed, end)
         server = run.state.server if collected is None else collected.variables
@@ -239,8 +247,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
     """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``."""
-    collected = any(name.startswith("collected") for name in checkpoint.arrays)
-    prefix = "collected.variables" if collected else _SERVER_STATE
+    prefix = f"{COLLECTED}.variables" if checkpoint.has_end else _SERVER_STATE
     return unpack(checkpoint.arrays, prefix, shapes)
 
 

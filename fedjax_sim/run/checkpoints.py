@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_sim.base.files import Arrays, remove_asides
 from fedjax_sim.run.checkpoint_files import (
+    COLLECTED,
     SERVER,
     VERSION,
     Checkpoint,
@@ -171,7 +172,7 @@ class Saver:
         done, interval = self._last
         assert interval.run is not None
         run = self._layout.exported(interval.run)
-        arrays = pack("run", run) | pack("collected", interval.collected) | self._recorded
+        arrays = pack("run", run) | pack(COLLECTED, interval.collected) | self._recorded
         if self._interval_rounds:
             arrays |= pack("metrics", self._metrics.tree()) | pack("scored", self._scored.tree())
             arrays["wall"] = np.array(self._evaluations.stacked().wall_seconds)
