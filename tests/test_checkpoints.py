@@ -291,10 +291,15 @@ def test_a_run_may_end_at_a_checkpoint_of_a_longer_one(tmp_path: Path) -> None:
 
 
 def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "every").mkdir()
+    others = ["0_mine.npz", "2024.npz"]  # a user's, which look like the oldest and the newest
+    for name in others:
+        (tmp_path / "every" / name).write_text("")
     run(algorithm("scaffold"), fs.Checkpoints(tmp_path / "every", seconds=0))
-    names = [path.name for path in (tmp_path / "every").iterdir()]
+    names = {path.name for path in (tmp_path / "every").iterdir()}
     # One of the first two: what comes while a file is written is left out.
-    assert sorted(names)[1:] == ["00000006.npz"]
+    assert sorted(names - {*others})[1:] == ["00000006.npz"]
+    assert len(names) == 4
     written: list[str] = []
 
     def note(path: Path, about: Any, arrays: Any) -> None:
@@ -472,6 +477,10 @@ def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
         run(algorithm("scaffold"), tmp_path / "file")
     with pytest.raises(fs.CheckpointError, match="checkpoints must name a folder, got ''"):
         run(algorithm("scaffold"), "", rounds=2)
+    with pytest.raises(ValueError, match="keep must be a whole number at least 1, got 0"):
+        run(algorithm("scaffold"), fs.Checkpoints(tmp_path, keep=0))
+    with pytest.raises(ValueError, match="seconds must be a number at least 0, got nan"):
+        run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=float("nan")))
 
 
 def test_refuses_other_random_numbers(scaffold: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -208,8 +209,9 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a folder, the oldest first."""
-    return sorted(folder.glob("[0-9]*.npz"))
+    """Returns the checkpoints of a folder, the oldest first; other files there are left alone."""
+    own = (path for path in folder.glob("*.npz") if re.fullmatch("[0-9]{8,}", path.stem))
+    return sorted(own, key=lambda path: int(path.stem))
 
 
 def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Checkpoint]]:

@@ -34,6 +34,7 @@ from fedjax_sim.run.checkpoint_files import (
     server_file,
     write_arrays,
 )
+from fedjax_sim.run.checks import whole_number
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.records import Evaluations, Interval, TreeBuffer
@@ -53,7 +54,7 @@ class Checkpoints(NamedTuple):
         seconds: seconds between checkpoints, plus up to ten that a program runs; the end of the
             run is always saved. A checkpoint costs a copy of the state on the host; the next
             rounds run while it is written.
-        keep: number of files to keep, the newest.
+        keep: number of files to keep, the newest; at least 1.
         weights: whether to keep the server's model of every evaluation too, each in a file of its
             own that is written once.
     """
@@ -67,8 +68,7 @@ class Checkpoints(NamedTuple):
 def rounds_saved(where: Checkpoints | str | Path) -> int:
     """Returns the rounds of the newest checkpoint of a run; 0 if it has none."""
     folder = where.folder if isinstance(where, Checkpoints) else where
-    stems = (path.stem for path in checkpoint_paths(Path(folder)))
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+    return max((int(path.stem) for path in checkpoint_paths(Path(folder))), default=0)
 
 
 class Saver:
@@ -87,6 +87,7 @@ class Saver:
     Raises:
         CheckpointError: if the folder has checkpoints of another run, or of more rounds, if its
             name is empty, or if it cannot be made.
+        ValueError: if ``where.seconds`` or ``where.keep`` is out of range.
     """
 
     def __init__(
@@ -97,6 +98,9 @@ class Saver:
         eval_every: int,
         layout: Layout | ClientMemory,
     ) -> None:
+        whole_number("keep", where.keep)
+        if not isinstance(where.seconds, int | float) or not where.seconds >= 0:
+            raise ValueError(f"seconds must be a number at least 0, got {where.seconds!r}")
         self._layout = layout
         self._where, self._identity = where, json.loads(json.dumps(identity))
         self._folder, self._rounds = Path(where.folder), rounds
