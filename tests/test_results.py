@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -109,6 +111,12 @@ def test_initial_weights_of_another_model(
     other = models["mlp"].init(jax.random.key(0))
     with pytest.raises(ValueError, match="initial must be weights of the model"):
         run(federation, models["logistic"], fedavg, initial=other)
+
+
+def test_evaluations_are_copied_and_sent_to_other_processes(radfed: fs.Result) -> None:
+    one = radfed.evaluations[-1]
+    for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert_trees(same, one)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
