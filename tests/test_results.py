@@ -19,6 +19,7 @@ import fedjax_sim as fs
 from fedjax_sim import base
 from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.cli.loading import SavedRun
+from fedjax_sim.run import experiment
 from fedjax_sim.run.grids import Plan, Point
 
 ROUNDS = 3
@@ -139,6 +140,27 @@ def test_an_exception_loses_nothing(
     np.testing.assert_array_equal(partial.metrics.client, whole.metrics.client)
     assert_trees(jax.device_get(partial.variables), jax.device_get(whole.variables))
     assert partial.samples == whole.samples
+
+
+def test_a_run_that_diverges_leaves_the_rounds_before(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    fedavg: fs.Algorithm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverged(local: Any, evaluation: fs.Evaluation, seeds: Any) -> None:
+        if evaluation.round == 3:
+            raise fs.DivergedError("the loss became nan")
+
+    monkeypatch.setattr(experiment, "check_losses", diverged)
+    with pytest.raises(fs.DivergedError) as raised:
+        run(federation, models["logistic"], fedavg, rounds=5)
+    partial = raised.value.result  # type: ignore[attr-defined]
+    whole = run(federation, models["logistic"], fedavg, rounds=2)
+    assert_trees(partial.metrics, whole.metrics)
+    assert partial.samples == whole.samples
+    assert partial.steps == whole.steps
+    assert (len(partial.evaluations), partial.variables, partial.state) == (2, None, None)
 
 
 def test_a_selection_that_gives_one_client_twice_is_refused(

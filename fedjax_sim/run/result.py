@@ -59,8 +59,8 @@ class Result:
         state: ``[R, ...]`` except ``round``, after the last round: clusters (``broadcast``),
             personal models and control variates (``client_state``), shared state, models in flight
             (``slots``). ``state`` and ``variables`` are None if the run was interrupted within a
-            round. With ``client_state_mb``, per-client state only has rows of the clients that
-            trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
+            round or diverged. With ``client_state_mb``, per-client state only has rows of the
+            clients that trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
         executed: local steps that the devices ran or waited: devices × steps of the longest.
