@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 from conftest import Federation, assert_trees, known, play
 
@@ -118,6 +120,16 @@ def test_evaluations_are_copied_and_sent_to_other_processes(radfed: fs.Result) -
     one = radfed.evaluations[-1]
     for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert_trees(same, one)
+
+
+def test_a_task_with_classes_may_have_other_sums(radfed: fs.Result) -> None:
+    """No counts by class, from which clients' scores could be expected."""
+    plain = [e._replace(sums=e.sums._replace(own=np.zeros(2))) for e in radfed.evaluations]
+    table = dataclasses.replace(radfed, evaluations=plain).to_pandas()
+    usual = radfed.to_pandas()
+    expected = [name for name in usual if name.startswith("client_accuracy.")]
+    assert expected
+    pandas.testing.assert_frame_equal(table, usual.drop(columns=expected))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
