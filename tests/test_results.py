@@ -22,7 +22,8 @@ from fedjax_sim import base
 from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.run import experiment
-from fedjax_sim.run.grids import Plan, Point
+from fedjax_sim.run.grids import Plan, Point, Sweep
+from fedjax_sim.run.metrics import Scores, SetScores
 
 ROUNDS = 3
 ONE = fs.make_execution(1)
@@ -120,6 +121,32 @@ def test_evaluations_are_copied_and_sent_to_other_processes(radfed: fs.Result) -
     one = radfed.evaluations[-1]
     for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert_trees(same, one)
+
+
+def test_a_run_without_a_validation_score_has_no_best_round(radfed: fs.Result) -> None:
+    """The AUC on samples of one class, say."""
+    seen = [np.array([np.nan, 0.3]), np.array([np.nan, 0.2])]
+
+    def validating(scores: list[Any]) -> fs.Result:
+        sets = [SetScores(Scores({"accuracy": a, "loss": a}), None) for a in scores]
+        given = zip(radfed.evaluations, sets, strict=True)
+        return dataclasses.replace(
+            radfed, evaluations=[e._replace(validation=found) for e, found in given]
+        )
+
+    result = validating(seen)
+    found = result.validated("accuracy", by_client=False)
+    np.testing.assert_array_equal(found, [np.nan, radfed.accuracy[0, 1]])
+    table = result.table()
+    assert np.isclose(table.loc["validation_accuracy"], [0.2, 0.0]).all()
+    points = [Point({"rate": i}, (0, 5), validating([a + i for a in seen]), None) for i in range(2)]
+    assert Sweep(tuple(points), Plan((), 2)).best().settings == {"rate": 1}
+    none = validating([a * np.nan for a in seen])
+    assert none.table().loc["validation_accuracy"].isna().all()
+    with pytest.raises(ValueError, match="no point has the score accuracy on the validation set"):
+        Sweep((Point({}, (0, 5), none, None),), Plan((), 2)).best()
+    with pytest.raises(ValueError, match=r"part must be one of test, validation, .*, got 'train'"):
+        result.series("accuracy", by_client=False, part="train")  # type: ignore[arg-type]
 
 
 def test_a_task_with_classes_may_have_other_sums(radfed: fs.Result) -> None:
