@@ -248,9 +248,22 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
-    """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``."""
+    """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``.
+
+    Raises:
+        CheckpointError: if it has other shapes.
+    """
     prefix = f"{COLLECTED}.variables" if checkpoint.has_end else _SERVER_STATE
-    return unpack(checkpoint.arrays, prefix, shapes)
+    return _server_model(checkpoint.arrays, prefix, shapes)
+
+
+def _server_model(arrays: Arrays, prefix: str, shapes: PyTree) -> PyTree:
+    found = unpack(arrays, prefix, shapes)
+    for (path, like), model in zip(_leaves(shapes), jax.tree.leaves(found), strict=True):
+        if model.shape[1:] != like.shape:
+            saved = f"{[*model.shape[1:]]} is saved, {[*like.shape]} is the model's"
+            raise CheckpointError(f"the weights are of another model: of {path} {saved}")
+    return found
 
 
 def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
@@ -282,7 +295,7 @@ def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTre
     path = checkpoint.folder / server_file(round)
     if not path.exists():
         raise ValueError(f"the weights of round {round} were not kept: --keep-weights")
-    return unpack(read_arrays(path)[1], SERVER, shapes)
+    return _server_model(read_arrays(path)[1], SERVER, shapes)
 
 
 def server_file(done: int) -> str:
