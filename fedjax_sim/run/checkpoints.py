@@ -270,13 +270,17 @@ def _check_code(path: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] |
     """
     if theirs is None or theirs["python"] != ours["python"]:
         return
-    before, now = theirs["functions"], ours["functions"]
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    compared = ["functions"]
+    if theirs.get("record") and ours["record"]:  # a run may resume without, or with one
+        compared.append("record")
+    pairs = [(theirs[part], ours[part]) for part in compared]
+    changed = {n for old, new in pairs for n in {*old, *new} if old.get(n) != new.get(n)}
     if changed:
+        names = ", ".join(sorted(changed))
         warnings.warn(
-            f"the code of {', '.join(changed)} has changed since {path} was written: the rounds "
-            "before it used the old code, the rounds that follow use the new one. Start a new run "
-            "to use one code throughout",
+            f"the code of {names} has changed since {path} was written: the rounds before it used "
+            "the old code, the rounds that follow use the new one. Start a new run to use one code "
+            "throughout",
             CheckpointWarning,
             stacklevel=2,
         )

@@ -143,6 +143,7 @@ class Runner:
         rounds: int,
         seeds: Sequence[int],
         initial: Variables | None,
+        record: Callable[[FedState], PyTree] | None,
     ) -> Saver:
         """Returns the saver of a run, which has the checkpoint to resume from.
 
@@ -168,6 +169,7 @@ class Runner:
             "code": {
                 "python": platform.python_version_tuple()[:2],
                 "functions": code_digests((algorithm.parts.by_role(), model, programs.task)),
+                "record": code_digests(record),
             },
         }
         if programs.per_run is not None:
