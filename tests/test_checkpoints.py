@@ -281,11 +281,25 @@ def test_more_rounds_are_run_on_top(name: str, tmp_path: Path) -> None:
     assert bits(run(algorithm(name), tmp_path, rounds=4)) == bits(run(algorithm(name), rounds=4))
 
 
+def test_a_run_may_end_at_a_checkpoint_of_a_longer_one(tmp_path: Path) -> None:
+    """Models in flight, which the longer run had not collected yet, are collected then."""
+    saved = fs.Checkpoints(tmp_path, seconds=0, keep=9)
+    run(algorithm("phase_shift"), saved, rounds=4, on_rounds=wait_for(tmp_path))
+    stopped_after(tmp_path, 2)
+    again = [run(algorithm("phase_shift"), tmp_path, rounds=2) for _ in range(2)]
+    assert bits(again[0]) == bits(again[1]) == bits(run(algorithm("phase_shift"), rounds=2))
+
+
 def test_the_newest_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "every").mkdir()
+    others = ["0_mine.npz", "2024.npz"]  # a user's, which look like the oldest and the newest
+    for name in others:
+        (tmp_path / "every" / name).write_text("")
     run(algorithm("scaffold"), fs.Checkpoints(tmp_path / "every", seconds=0))
-    names = [path.name for path in (tmp_path / "every").iterdir()]
+    names = {path.name for path in (tmp_path / "every").iterdir()}
     # One of the first two: what comes while a file is written is left out.
-    assert sorted(names)[1:] == ["00000006.npz"]
+    assert sorted(names - {*others})[1:] == ["00000006.npz"]
+    assert len(names) == 4
     written: list[str] = []
 
     def note(path: Path, about: Any, arrays: Any) -> None:
@@ -432,7 +446,11 @@ def test_a_full_disk_does_not_end_the_run(
         ({"eval_every": 3}, "a run with another eval_every: 2, not 3"),
         ({"rounds": 4}, "rounds must be at least 6, which .*06.npz has, got 4"),
         ({"initial": 0}, "a run with another initial$"),
-        ({"record": lambda state: state}, r"the checkpoint lacks 0.recorded"),
+        pytest.param(
+            {"record": lambda state: state},
+            r"the checkpoint lacks 0.recorded",
+            marks=pytest.mark.filterwarnings("ignore:the code of"),
+        ),
     ],
 )
 def test_refuses_another_run(scaffold: Any, changed: dict[str, Any], message: str) -> None:
@@ -463,6 +481,10 @@ def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:
         run(algorithm("scaffold"), tmp_path / "file")
     with pytest.raises(fs.CheckpointError, match="checkpoints must name a folder, got ''"):
         run(algorithm("scaffold"), "", rounds=2)
+    with pytest.raises(ValueError, match="keep must be a whole number at least 1, got 0"):
+        run(algorithm("scaffold"), fs.Checkpoints(tmp_path, keep=0))
+    with pytest.raises(ValueError, match="seconds must be a number at least 0, got nan"):
+        run(algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=float("nan")))
 
 
 def test_refuses_other_random_numbers(scaffold: Any, tmp_path: Path) -> None:
@@ -583,6 +605,9 @@ def test_a_run_whose_code_has_changed_says_so(tmp_path: Path) -> None:
     run(edited("/"), tmp_path, rounds=2)
     with pytest.warns(fs.run.CheckpointWarning, match=r"the code of mine\.rule has changed"):
         run(edited("*"), tmp_path, rounds=2)
+    with pytest.warns(fs.run.CheckpointWarning, match=r"the code of .*<lambda> has changed"):
+        run(edited("/"), tmp_path, rounds=2, record=lambda state: (state.round + 1, state.round))
+    run(edited("/"), tmp_path, rounds=2, record=None)
 
 
 @pytest.mark.slow

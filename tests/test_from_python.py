@@ -96,8 +96,18 @@ def test_a_saved_result_has_its_weights_but_no_command(
     assert "selection=uniform()" in run.settings["options"][NAMES[0]]["composition"]
     with pytest.raises(ValueError, match=r"saved from Python .*load_run\(DIR, model=\.\.\.\)"):
         fs.load_run(saved).variables(NAMES[0])
+    with pytest.raises(fs.CheckpointError, match=r"another model: .*bias.* \[10\] is saved, \[7\]"):
+        fs.load_run(saved, model=fs.models.logistic((8, 8, 1), 7)).variables(NAMES[0])
     assert bench.main(["--resume", str(saved)]) == 2
     assert "was saved from Python" in capsys.readouterr().err
+
+
+def test_a_long_name_has_weights_too(results: dict[str, fs.Result], tmp_path: Path) -> None:
+    names = [f"{'é' * 60} {i}" for i in range(2)]  # 6 bytes a letter in the name of a folder
+    fs.save_run(tmp_path, dict(zip(names, results.values(), strict=False)))
+    run = fs.load_run(tmp_path, model=fs.models.logistic((8, 8, 1), 10))
+    for name, result in zip(names, results.values(), strict=False):
+        assert_trees(run.variables(name), jax.device_get(result.variables))
 
 
 def test_a_folder_of_another_is_left_alone(results: dict[str, fs.Result], saved: Path) -> None:

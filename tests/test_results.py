@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pandas
 import pytest
 from conftest import Federation, assert_trees, known, play
 
@@ -17,7 +21,9 @@ import fedjax_sim as fs
 from fedjax_sim import base
 from fedjax_sim.base import Array, ClientData, PyTree
 from fedjax_sim.cli.loading import SavedRun
-from fedjax_sim.run.grids import Plan, Point
+from fedjax_sim.run import experiment
+from fedjax_sim.run.grids import Plan, Point, Sweep
+from fedjax_sim.run.metrics import Scores, SetScores
 
 ROUNDS = 3
 ONE = fs.make_execution(1)
@@ -111,6 +117,48 @@ def test_initial_weights_of_another_model(
         run(federation, models["logistic"], fedavg, initial=other)
 
 
+def test_evaluations_are_copied_and_sent_to_other_processes(radfed: fs.Result) -> None:
+    one = radfed.evaluations[-1]
+    for same in (copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert_trees(same, one)
+
+
+def test_a_run_without_a_validation_score_has_no_best_round(radfed: fs.Result) -> None:
+    """The AUC on samples of one class, say."""
+    seen = [np.array([np.nan, 0.3]), np.array([np.nan, 0.2])]
+
+    def validating(scores: list[Any]) -> fs.Result:
+        sets = [SetScores(Scores({"accuracy": a, "loss": a}), None) for a in scores]
+        given = zip(radfed.evaluations, sets, strict=True)
+        return dataclasses.replace(
+            radfed, evaluations=[e._replace(validation=found) for e, found in given]
+        )
+
+    result = validating(seen)
+    found = result.validated("accuracy", by_client=False)
+    np.testing.assert_array_equal(found, [np.nan, radfed.accuracy[0, 1]])
+    table = result.table()
+    assert np.isclose(table.loc["validation_accuracy"], [0.2, 0.0]).all()
+    points = [Point({"rate": i}, (0, 5), validating([a + i for a in seen]), None) for i in range(2)]
+    assert Sweep(tuple(points), Plan((), 2)).best().settings == {"rate": 1}
+    none = validating([a * np.nan for a in seen])
+    assert none.table().loc["validation_accuracy"].isna().all()
+    with pytest.raises(ValueError, match="no point has the score accuracy on the validation set"):
+        Sweep((Point({}, (0, 5), none, None),), Plan((), 2)).best()
+    with pytest.raises(ValueError, match=r"part must be one of test, validation, .*, got 'train'"):
+        result.series("accuracy", by_client=False, part="train")  # type: ignore[arg-type]
+
+
+def test_a_task_with_classes_may_have_other_sums(radfed: fs.Result) -> None:
+    """No counts by class, from which clients' scores could be expected."""
+    plain = [e._replace(sums=e.sums._replace(own=np.zeros(2))) for e in radfed.evaluations]
+    table = dataclasses.replace(radfed, evaluations=plain).to_pandas()
+    usual = radfed.to_pandas()
+    expected = [name for name in usual if name.startswith("client_accuracy.")]
+    assert expected
+    pandas.testing.assert_frame_equal(table, usual.drop(columns=expected))
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_exception_loses_nothing(
     federation: Federation,
@@ -131,6 +179,27 @@ def test_an_exception_loses_nothing(
     np.testing.assert_array_equal(partial.metrics.client, whole.metrics.client)
     assert_trees(jax.device_get(partial.variables), jax.device_get(whole.variables))
     assert partial.samples == whole.samples
+
+
+def test_a_run_that_diverges_leaves_the_rounds_before(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    fedavg: fs.Algorithm,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def diverged(local: Any, evaluation: fs.Evaluation, seeds: Any) -> None:
+        if evaluation.round == 3:
+            raise fs.DivergedError("the loss became nan")
+
+    monkeypatch.setattr(experiment, "check_losses", diverged)
+    with pytest.raises(fs.DivergedError) as raised:
+        run(federation, models["logistic"], fedavg, rounds=5)
+    partial = raised.value.result  # type: ignore[attr-defined]
+    whole = run(federation, models["logistic"], fedavg, rounds=2)
+    assert_trees(partial.metrics, whole.metrics)
+    assert partial.samples == whole.samples
+    assert partial.steps == whole.steps
+    assert (len(partial.evaluations), partial.variables, partial.state) == (2, None, None)
 
 
 def test_a_selection_that_gives_one_client_twice_is_refused(

@@ -189,13 +189,20 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "no rule": (lambda: 3, "stop must be a rule, such as fs.stop.budget(1e9), got 3"),
     "nan": (lambda: fs.stop.target("accuracy", np.nan), "value must be finite, got nan"),
-    "zero": (lambda: fs.stop.patience(0), "evaluations must be at least 1, got 0"),
-    "window": (lambda: fs.stop.patience(1, window=0), "window must be at least 1, got 0"),
+    "zero": (lambda: fs.stop.patience(0), "evaluations must be a whole number at least 1, got 0"),
+    "window": (
+        lambda: fs.stop.patience(1, window=2.0),  # type: ignore[arg-type]
+        "window must be a whole number at least 1, got 2.0",
+    ),
     "threshold": (
         lambda: fs.stop.patience(1, threshold=-0.1),
         "threshold must be at least 0, got -0.1",
     ),
     "none": (lambda: fs.stop.any_of(), "any_of needs at least one rule"),
+    "a list": (
+        lambda: fs.stop.any_of([fs.stop.budget(1)]),  # type: ignore[arg-type]
+        "stop must be a rule, such as fs.stop.budget(1e9), got [Stop(",
+    ),
 }  # fmt: skip
 
 

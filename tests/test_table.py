@@ -180,6 +180,10 @@ SIMULATE: dict[str, tuple[dict[str, Any], str]] = {
         "test must be a pair (x, y) or made by eval_set, got nda",
     ),
     "one thing": ({"validation": (1,)}, "validation must be a pair (x, y) or made by eval_set"),
+    "lengths": (
+        {"validation": (np.ones((2, 6)), [0])},
+        "validation: x and y must have as many rows, got 2 and 1",
+    ),
     "classes": (
         {"classes": 4},
         "[batch, 4], as the task is classification(4) with y [n]; for a batch of 2 it returns "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -34,6 +35,9 @@ FORMAT = 2
 
 CHECKPOINTS = "checkpoints"
 """The folder of the checkpoints, within that of a run; one for each algorithm."""
+
+LONGEST = 200
+"""Bytes of the name of such a folder; file systems end at 255."""
 
 
 class RunFolder:
@@ -184,8 +188,14 @@ class RunFolder:
 
 
 def checkpoints_in(run: Path, algorithm: str) -> Path:
-    """Returns the folder of an algorithm's checkpoints; names of users' methods have a colon."""
-    return run / CHECKPOINTS / quote(algorithm, safe="")
+    """Returns the folder of an algorithm's checkpoints; names of users' methods have a colon.
+
+    A long name ends in a fingerprint: percent-encoded, letters of other scripts are 6 to 12 bytes.
+    """
+    name = quote(algorithm, safe="")
+    if len(name) > LONGEST:
+        name = name[: LONGEST - 17] + "-" + hashlib.sha256(algorithm.encode()).hexdigest()[:16]
+    return run / CHECKPOINTS / name
 
 
 def _plain(content: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from fedjax_sim.run.records import Collected, Interval, Run
 
 SERVER = "server"
 """Prefix of the arrays of a kept server model."""
+
+COLLECTED = "collected"
+"""Prefix of the final models, after models in flight were collected."""
 
 VERSION = 3
 """Version of the files; others are rejected."""
@@ -144,6 +148,11 @@ class Checkpoint(NamedTuple):
         """The rounds up to the last evaluation."""
         return sum(self.rounds)
 
+    @property
+    def has_end(self) -> bool:
+        """Whether the models in flight were collected, as after the last round."""
+        return any(name.startswith(COLLECTED) for name in self.arrays)
+
     def restored(
         self,
         shapes: Mapping[str, PyTree],
@@ -165,8 +174,8 @@ class Checkpoint(NamedTuple):
         )
         run = layout.restored(exported)
         collected: Collected | None = None
-        if self.done == rounds and "finish" in shapes:
-            end = unpack(self.arrays, "collected", shapes["finish"], exact=True)
+        if self.done == rounds and self.has_end and "finish" in shapes:
+            end = unpack(self.arrays, COLLECTED, shapes["finish"], exact=True)
             placed = layout.execution.shardings(end, None)
             collected = jax.tree.map(put_on_devices, placed, end)
         server = run.state.server if collected is None else collected.variables
@@ -200,8 +209,9 @@ class Checkpoint(NamedTuple):
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a folder, the oldest first."""
-    return sorted(folder.glob("[0-9]*.npz"))
+    """Returns the checkpoints of a folder, the oldest first; other files there are left alone."""
+    own = (path for path in folder.glob("*.npz") if re.fullmatch("[0-9]{8,}", path.stem))
+    return sorted(own, key=lambda path: int(path.stem))
 
 
 def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Checkpoint]]:
@@ -238,10 +248,22 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def server_model(checkpoint: Checkpoint, shapes: PyTree) -> PyTree:
-    """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``."""
-    collected = any(name.startswith("collected") for name in checkpoint.arrays)
-    prefix = "collected.variables" if collected else _SERVER_STATE
-    return unpack(checkpoint.arrays, prefix, shapes)
+    """Returns the server's model in a checkpoint, ``[R, *p]``, given the ``shapes [*p]``.
+
+    Raises:
+        CheckpointError: if it has other shapes.
+    """
+    prefix = f"{COLLECTED}.variables" if checkpoint.has_end else _SERVER_STATE
+    return _server_model(checkpoint.arrays, prefix, shapes)
+
+
+def _server_model(arrays: Arrays, prefix: str, shapes: PyTree) -> PyTree:
+    found = unpack(arrays, prefix, shapes)
+    for (path, like), model in zip(_leaves(shapes), jax.tree.leaves(found), strict=True):
+        if model.shape[1:] != like.shape:
+            saved = f"{[*model.shape[1:]]} is saved, {[*like.shape]} is the model's"
+            raise CheckpointError(f"the weights are of another model: of {path} {saved}")
+    return found
 
 
 def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
@@ -273,7 +295,7 @@ def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTre
     path = checkpoint.folder / server_file(round)
     if not path.exists():
         raise ValueError(f"the weights of round {round} were not kept: --keep-weights")
-    return unpack(read_arrays(path)[1], SERVER, shapes)
+    return _server_model(read_arrays(path)[1], SERVER, shapes)
 
 
 def server_file(done: int) -> str:

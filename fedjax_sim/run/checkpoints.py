@@ -22,6 +22,7 @@ import numpy as np
 
 from fedjax_sim.base.files import Arrays, remove_asides
 from fedjax_sim.run.checkpoint_files import (
+    COLLECTED,
     SERVER,
     VERSION,
     Checkpoint,
@@ -33,6 +34,7 @@ from fedjax_sim.run.checkpoint_files import (
     server_file,
     write_arrays,
 )
+from fedjax_sim.run.checks import whole_number
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.layout import Layout
 from fedjax_sim.run.records import Evaluations, Interval, TreeBuffer
@@ -52,7 +54,7 @@ class Checkpoints(NamedTuple):
         seconds: seconds between checkpoints, plus up to ten that a program runs; the end of the
             run is always saved. A checkpoint costs a copy of the state on the host; the next
             rounds run while it is written.
-        keep: number of files to keep, the newest.
+        keep: number of files to keep, the newest; at least 1.
         weights: whether to keep the server's model of every evaluation too, each in a file of its
             own that is written once.
     """
@@ -66,8 +68,7 @@ class Checkpoints(NamedTuple):
 def rounds_saved(where: Checkpoints | str | Path) -> int:
     """Returns the rounds of the newest checkpoint of a run; 0 if it has none."""
     folder = where.folder if isinstance(where, Checkpoints) else where
-    stems = (path.stem for path in checkpoint_paths(Path(folder)))
-    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+    return max((int(path.stem) for path in checkpoint_paths(Path(folder))), default=0)
 
 
 class Saver:
@@ -86,6 +87,7 @@ class Saver:
     Raises:
         CheckpointError: if the folder has checkpoints of another run, or of more rounds, if its
             name is empty, or if it cannot be made.
+        ValueError: if ``where.seconds`` or ``where.keep`` is out of range.
     """
 
     def __init__(
@@ -96,6 +98,9 @@ class Saver:
         eval_every: int,
         layout: Layout | ClientMemory,
     ) -> None:
+        whole_number("keep", where.keep)
+        if not isinstance(where.seconds, int | float) or not where.seconds >= 0:
+            raise ValueError(f"seconds must be a number at least 0, got {where.seconds!r}")
         self._layout = layout
         self._where, self._identity = where, json.loads(json.dumps(identity))
         self._folder, self._rounds = Path(where.folder), rounds
@@ -171,7 +176,7 @@ class Saver:
         done, interval = self._last
         assert interval.run is not None
         run = self._layout.exported(interval.run)
-        arrays = pack("run", run) | pack("collected", interval.collected) | self._recorded
+        arrays = pack("run", run) | pack(COLLECTED, interval.collected) | self._recorded
         if self._interval_rounds:
             arrays |= pack("metrics", self._metrics.tree()) | pack("scored", self._scored.tree())
             arrays["wall"] = np.array(self._evaluations.stacked().wall_seconds)
@@ -265,13 +270,17 @@ def _check_code(path: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] |
     """
     if theirs is None or theirs["python"] != ours["python"]:
         return
-    before, now = theirs["functions"], ours["functions"]
-    changed = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    compared = ["functions"]
+    if theirs.get("record") and ours["record"]:  # a run may resume without, or with one
+        compared.append("record")
+    pairs = [(theirs[part], ours[part]) for part in compared]
+    changed = {n for old, new in pairs for n in {*old, *new} if old.get(n) != new.get(n)}
     if changed:
+        names = ", ".join(sorted(changed))
         warnings.warn(
-            f"the code of {', '.join(changed)} has changed since {path} was written: the rounds "
-            "before it used the old code, the rounds that follow use the new one. Start a new run "
-            "to use one code throughout",
+            f"the code of {names} has changed since {path} was written: the rounds before it used "
+            "the old code, the rounds that follow use the new one. Start a new run to use one code "
+            "throughout",
             CheckpointWarning,
             stacklevel=2,
         )

@@ -49,7 +49,10 @@ def as_set(name: str, given: Any) -> EvalSet:
         raise ValueError(
             f"{name} must be a pair (x, y) or made by eval_set, got {type(given).__name__}{size}"
         )
-    return eval_set(*given)
+    try:
+        return eval_set(*given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def check_model(model: Model, x: Any, y: Any, task: Task) -> None:

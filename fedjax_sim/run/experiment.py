@@ -18,7 +18,6 @@ from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.own_models import check_adapts
 from fedjax_sim.run.cache import count_programs
-from fedjax_sim.run.checkpoint_files import CheckpointError
 from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import (
     as_set,
@@ -40,7 +39,6 @@ from fedjax_sim.run.functions import PerRunSettings
 from fedjax_sim.run.ledger import Ledger
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.provenance import Provenance
-from fedjax_sim.run.records import Interval
 from fedjax_sim.run.result import Result
 from fedjax_sim.run.runner import Runner
 from fedjax_sim.run.stop import Stop, check_stop
@@ -137,7 +135,7 @@ class Experiment:
             provenance = Provenance.of(self.algorithm, self.data, test, seeds, rounds, devices)
             ledger, saver = Ledger(runner, provenance), None
             if checkpoints is not None:
-                saver = runner.saver(checkpoints, rounds, seeds, initial)
+                saver = runner.saver(checkpoints, rounds, seeds, initial, record)
             saved = None if saver is None else saver.saved
             ledger.began = began - (0.0 if saved is None else saved.seconds)
             intervals = runner.intervals(seeds, rounds, initial, record, on_compiled, saved)
@@ -151,7 +149,7 @@ class Experiment:
                         evaluation = ledger.evaluate(done, interval)
                         over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
                         if over:
-                            interval = with_collected(runner, interval)
+                            interval = runner.collected(interval)
                             if interval.collected is not None:
                                 evaluation = ledger.evaluate_collected(evaluation, interval)
                         if not may_diverge:
@@ -175,17 +173,3 @@ class Experiment:
                 if saver is not None:
                     saver.close()
         return ledger.result(counter.programs)
-
-
-def with_collected(runner: Runner, interval: Interval) -> Interval:
-    """Collects the models in flight after an interval, which becomes the last.
-
-    Raises:
-        CheckpointError: if the run was saved after this interval and went on.
-    """
-    if interval.run is None:
-        raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
-    collected = runner.finish(interval.run)
-    if collected is None:
-        return interval
-    return interval._replace(collected=collected, variables=collected.variables)

@@ -29,6 +29,7 @@ from fedjax_sim.run.checkpoints import Checkpoints
 from fedjax_sim.run.checks import check_kinds, checked_seeds, whole_number
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.result import Result, Set
+from fedjax_sim.tasks.sums import mean_known
 
 
 class Plan(NamedTuple):
@@ -147,7 +148,8 @@ class Sweep:
             ``personal=True`` of the personal models.
 
         Raises:
-            ValueError: if the sweep has no validation set or no such score, or all points diverged.
+            ValueError: if the sweep has no validation set or no such score, all points diverged, or
+                none has this score, such as the AUC on samples of one class.
         """
         task = self.points[0].result.task
         metric = task.score if metric is None else metric
@@ -160,11 +162,13 @@ class Sweep:
             part: Set = "personal_validation" if own else "validation"
             values = point.result.series(metric, by_client=by_client, part=part)
             if not point.diverged:
-                lowest = point.result.lowest(metric)
-                best = np.nanmin(values, axis=0) if lowest else np.nanmax(values, axis=0)
-                found.append((float(np.mean(-best if lowest else best)), point))
+                sign = -1 if point.result.lowest(metric) else 1
+                found.append((float(mean_known(np.fmax.reduce(sign * values))), point))
         if not found:
             raise ValueError(f"all {len(self.points)} points have diverged")
+        found = [(score, point) for score, point in found if not np.isnan(score)]
+        if not found:
+            raise ValueError(f"no point has the score {metric} on the validation set")
         return max(found, key=lambda pair: pair[0])[1]
 
 

@@ -56,8 +56,6 @@ class Totals(NamedTuple):
     """Sums over the rounds so far, ``int64[R]``, by the names of :class:`Metrics`."""
 
     samples: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    executed: NDArray[np.int64]
     uploads: NDArray[np.int64]
     downloads: NDArray[np.int64]
     visits: NDArray[np.int64]
@@ -92,20 +90,25 @@ class Ledger:
         self._seconds = np.zeros(setup.shape[1])
 
     def result(self, xla_programs: int) -> Result:
-        """Returns the result of the run so far."""
-        compiling = self._runner.compile_seconds
-        # A run that is interrupted within a program has donated its arrays.
+        """Returns the result of the run up to the last evaluation."""
+        compiling, rounds = self._runner.compile_seconds, self.evaluations[-1].round
+        metrics: Metrics = jax.tree.map(lambda a: a[:, :rounds], self.metrics.tree())
+        counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
+        samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
+        # A run that is interrupted within a program has donated its arrays; one that diverged has
+        # those of a later round.
         run = self._last.run
-        gone = run is None or any(a.is_deleted() for a in jax.tree.leaves(run))
+        gone = run is None or len(self.metrics) > rounds
+        gone = gone or any(a.is_deleted() for a in jax.tree.leaves(run))
         return Result(
             task=self._task,
             evaluations=self.evaluations,
-            metrics=self.metrics.tree(),
+            metrics=metrics,
             variables=None if gone else self._last.variables,
             state=None if run is None or gone else self._runner.exported(run).state,
-            samples=int(self.totals.samples.sum()),
-            steps=int(self.totals.steps.sum()),
-            executed=int(self.totals.executed.sum()),
+            samples=samples,
+            steps=steps,
+            executed=executed,
             model_bytes=self._runner.model_bytes,
             device_bytes=self._runner.device_bytes,
             compile_seconds=compiling,

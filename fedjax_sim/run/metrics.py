@@ -192,6 +192,8 @@ class Scores(Mapping[str, Floats]):
         return brief(self, {name: over_runs(values) for name, values in self.items()})
 
     def __getattr__(self, name: str) -> Floats:
+        if name == "_values":  # pickle and copy look for methods before it is there
+            raise AttributeError(name)
         if name.startswith("_") or name not in self._values:
             raise AttributeError(f"no score {name!r}: there are {', '.join(self._values)}")
         return self._values[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,8 @@ class Result:
         state: ``[R, ...]`` except ``round``, after the last round: clusters (``broadcast``),
             personal models and control variates (``client_state``), shared state, models in flight
             (``slots``). ``state`` and ``variables`` are None if the run was interrupted within a
-            round. With ``client_state_mb``, per-client state only has rows of the clients that
-            trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
+            round or diverged. With ``client_state_mb``, per-client state only has rows of the
+            clients that trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
         executed: local steps that the devices ran or waited: devices × steps of the longest.
@@ -134,6 +134,8 @@ class Result:
         Raises:
             ValueError: if the run did not score it.
         """
+        if part not in get_args(Set):
+            raise ValueError(f"part must be one of {', '.join(get_args(Set))}, got {part!r}")
         first = getattr(self.evaluations[0], part)
         if first is None or (by_client and first.by_client is None):
             what = "personal models scored" if "personal" in part else f"{part} set"
@@ -156,21 +158,22 @@ class Result:
     ) -> NDArray[np.float64]:
         """Returns the test score of the weights with the best validation score, ``f64[R]``.
 
-        Each run has its own best round, by the same score; the first of equals.
+        Each run has its own best round, by the same score; the first of equals. NaN is a run
+        without a validation score.
 
         Args:
             metric: as in :meth:`series`.
             by_client: as in :meth:`series`.
             personal: whether both are scores of the clients' personal models.
         """
-        sets: tuple[Set, Set] = ("test", "validation")
-        if personal:
-            sets = ("personal", "personal_validation")
-        choice = self.series(metric, by_client=by_client, part=sets[1])
+        scored: Set = "personal" if personal else "test"
+        decisive: Set = "personal_validation" if personal else "validation"
+        test = self.series(metric, by_client=by_client, part=scored)
+        choice = self.series(metric, by_client=by_client, part=decisive)
         sign = -1 if self.lowest(metric) else 1
         best = np.nan_to_num(sign * choice, nan=-np.inf).argmax(axis=0)
-        test = self.series(metric, by_client=by_client, part=sets[0])
-        return np.take_along_axis(test, best[None], axis=0)[0]
+        found = np.take_along_axis(test, best[None], axis=0)[0]
+        return np.where(np.isnan(choice).all(axis=0), np.nan, found)
 
     def of_runs(self, runs: slice) -> Result:
         """Returns some of the R runs, as NumPy arrays; seconds, programs and memory stay totals."""
@@ -228,10 +231,10 @@ class Result:
         """
         import pandas
 
-        rows = {
-            name: {"mean": mean_known(values), "std": np.std(values[~np.isnan(values)])}
-            for name, values in self.evaluations[-1].reported().items()
-        }
+        rows = {}
+        for name, values in self.evaluations[-1].reported().items():
+            mean = mean_known(values)
+            rows[name] = {"mean": mean, "std": np.sqrt(mean_known((values - mean) ** 2))}
         return pandas.DataFrame.from_dict(rows, orient="index", dtype=np.float64)
 
     def plot(
@@ -303,8 +306,7 @@ class Result:
         self.series(metric, by_client=False, part=part)
         every = [e for last in self.evaluations for e in (last.before, last) if e is not None]
         good = np.stack([reaches(e, self.task, metric, value, part) for e in every])
-        ever = np.any(good, axis=0).tolist(), np.argmax(good, axis=0).tolist()
-        first = [i if g else None for g, i in zip(*ever, strict=True)]
+        first = [int(np.argmax(of_run)) if of_run.any() else None for of_run in good.T]
 
         def of(values: Sequence[Any], kind: type[Any] = int) -> list[Any]:
             return [None if i is None else kind(values[i][r]) for r, i in enumerate(first)]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import Task
 from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.metrics import SetScores, client_accuracy, spread
+from fedjax_sim.tasks.sums import Tally
 
 Row = dict[str, Any]
 
@@ -69,6 +70,8 @@ def _client_scores(
         return {f"client_{m}": np.atleast_1d(v) for m, v in _pooled(evaluation.test, run).items()}
     if evaluation.test.by_client is not None or task.classes is None:
         return _by_client(evaluation.test, run)
+    if not isinstance(evaluation.sums.own, Tally):  # a user's task with classes
+        return {}
     # Clients have no test samples of their own: the score that their labels let expect.
     correct, count = evaluation.correct[run], evaluation.total[run]
     return {"client_accuracy": client_accuracy(correct, count, table)}

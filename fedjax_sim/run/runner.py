@@ -17,7 +17,7 @@ from jax.stages import Compiled
 from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import argument_bytes, check_fits, compile_program, peak_bytes
-from fedjax_sim.run.checkpoint_files import Checkpoint
+from fedjax_sim.run.checkpoint_files import Checkpoint, CheckpointError
 from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
@@ -88,7 +88,9 @@ class Runner:
         Between evaluations, about every ten seconds, it yields the rounds of the interval that are
         done. Intervals of a checkpoint, ``saved``, come first, unchanged.
         """
-        programs, over = self.programs, saved is not None and saved.evaluated == rounds
+        programs, over = self.programs, False
+        if saved is not None and saved.evaluated == rounds:
+            over = saved.has_end or not programs.algorithm.ends
         # A resumed run needs no initial programs, and a finished one needs none at all.
         self._prepare(
             initial, lambda name: not over and (saved is None or name not in ONCE), rounds
@@ -100,10 +102,12 @@ class Runner:
             run, done = self.start(seeds, initial), 0
         else:
             run, past = saved.restored(programs.shapes, self._exporter, rounds, record)
-            yield from past
             done = saved.done
+            if done == rounds and not over:  # saved by a run of more rounds
+                past[-1] = done, self.collected(past[-1][1])
+            yield from past
             parts = [interval.metrics for _, interval in past if interval.scored is None]
-        if programs.blocks is not None and not over:
+        if programs.blocks is not None and done < rounds:
             began, data = time.perf_counter(), self._inputs[0]
             loaded = run if self._memory is None else self._memory.load(run, np.arange(0))
             cohorts = programs.cohorts(loaded, data, rounds - done)
@@ -129,10 +133,9 @@ class Runner:
                 yield done, Interval(count, rows, None, server, None, run, None)
                 continue
             parts = []
-            collected = self.finish(run) if done == rounds else None
-            server = server if collected is None else collected.variables
             kept = None if record is None else jax.device_get(record(self.exported(run).state))
-            yield done, Interval(count, rows, scored, server, collected, run, kept)
+            interval = Interval(count, rows, scored, server, None, run, kept)
+            yield done, self.collected(interval) if done == rounds else interval
 
     def saver(
         self,
@@ -140,6 +143,7 @@ class Runner:
         rounds: int,
         seeds: Sequence[int],
         initial: Variables | None,
+        record: Callable[[FedState], PyTree] | None,
     ) -> Saver:
         """Returns the saver of a run, which has the checkpoint to resume from.
 
@@ -165,6 +169,7 @@ class Runner:
             "code": {
                 "python": platform.python_version_tuple()[:2],
                 "functions": code_digests((algorithm.parts.by_role(), model, programs.task)),
+                "record": code_digests(record),
             },
         }
         if programs.per_run is not None:
@@ -222,6 +227,19 @@ class Runner:
         if not score:
             return run, rows, None
         return run, rows, self._counts(run, self._compiled["models"](run, *self._inputs))
+
+    def collected(self, interval: Interval) -> Interval:
+        """Collects the models in flight after an interval, which becomes the last.
+
+        Raises:
+            CheckpointError: if the run was saved after this interval and went on.
+        """
+        if interval.run is None:
+            raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
+        end = self.finish(interval.run)
+        if end is None:
+            return interval
+        return interval._replace(collected=end, variables=end.variables)
 
     def finish(self, run: Run) -> Collected | None:
         """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""

@@ -6,12 +6,13 @@ The runs (seeds, folds) of a simulation are one program, which goes on until all
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
+from fedjax_sim.run.checks import whole_number
 from fedjax_sim.run.evaluation import Evaluation, total_bytes
 from fedjax_sim.run.records import column
 from fedjax_sim.run.result import Set, lower_is_better, reaches
@@ -101,8 +102,8 @@ def patience(
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if evaluations or window is below 1, or threshold is negative; in ``simulate``,
-            without these scores.
+        ValueError: if evaluations or window is not a whole number at least 1, or threshold is
+            negative; in ``simulate``, without these scores.
 
     Source: Xue et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for window and
     threshold.
@@ -113,10 +114,8 @@ def patience(
         Traceback (most recent call last):
         ValueError: stop: patience needs simulate(validation=...): by the test set it would be tuned
     """
-    if evaluations < 1:
-        raise ValueError(f"evaluations must be at least 1, got {evaluations}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
+    whole_number("evaluations", evaluations)
+    whole_number("window", window)
     if not threshold >= 0:
         raise ValueError(f"threshold must be at least 0, got {threshold}")
 
@@ -207,13 +206,15 @@ def any_of(*rules: Stop) -> Stop:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if there is no rule.
+        ValueError: if there is no rule, or an argument is no rule.
 
     Example:
         >>> rule = any_of(target("accuracy", 0.9), budget(1e6))
     """
     if not rules:
         raise ValueError("any_of needs at least one rule")
+    for rule in rules:
+        _check_rule(rule)
 
     def done(evaluations: Sequence[Evaluation], task: Task) -> NDArray[np.bool_]:
         return np.any([rule.done(evaluations, task) for rule in rules], axis=0)
@@ -227,9 +228,13 @@ def any_of(*rules: Stop) -> Stop:
 
 def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
     """Rejects anything that is not a rule, and a rule that could never act."""
-    if not isinstance(stop, Stop):
-        raise ValueError(f"stop must be a rule, such as fs.stop.budget(1e9), got {stop!r}")
+    _check_rule(stop)
     stop.check(task, sets)
+
+
+def _check_rule(rule: Any) -> None:
+    if not isinstance(rule, Stop):
+        raise ValueError(f"stop must be a rule, such as fs.stop.budget(1e9), got {rule!r}")
 
 
 def _check_score(score: str, task: Task) -> None:
