@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = parse_study(argv)
         study = read_study(asked.file, asked.trust)
         if asked.dry_run:
-            _show_plan(study)
+            _show_plan(study, asked)
             return 0
         claim = _open(study, asked)
     except BrokenPipeError:
@@ -66,8 +66,7 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     ``on`` is the command that goes on with what is stopped.
     """
     print(study)
-    first, step = asked.shard
-    mine = {cell.name: cell for cell in study.cells[first - 1 :: step]}
+    mine = {cell.name: cell for cell in _mine(study, asked)}
     statuses: dict[str, int] = {}
     found: dict[str, list[Row]] = {}
 
@@ -179,6 +178,12 @@ def _copy_cells(study: Study, asked: Asked, into: Path) -> None:
                 shutil.copytree(source, target, symlinks=True)
 
 
+def _mine(study: Study, asked: Asked) -> Sequence[Cell]:
+    """Returns the cells of the shard."""
+    first, step = asked.shard
+    return study.cells[first - 1 :: step]
+
+
 def _argv(cell: Cell, asked: Asked) -> list[str]:
     """The arguments of the command that begins a cell or does what it still lacks."""
     return [*cell.argv, *asked.machine, "--out", str(_folder(asked, cell)), "--or-resume"]
@@ -188,12 +193,12 @@ def _folder(asked: Asked, cell: Cell) -> Path:
     return asked.folder / CELLS / cell.name
 
 
-def _show_plan(study: Study) -> None:
+def _show_plan(study: Study, asked: Asked) -> None:
     print(study)
     for row, texts in study.rows.items():
         several = f", of which validation chooses one: {' '.join(texts)}"
         print(f"  {row}: {counted(len(texts), 'setting')}{several * (len(texts) > 1)}")
-    for cell in study.cells:
+    for cell in _mine(study, asked):
         print(f"\n{cell.name}:\n  {shlex.join(['python', '-m', bench.PROGRAM, *cell.argv])}")
 
 

@@ -459,6 +459,8 @@ BAD = {
     "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
     "lanes": (["--lanes", "-1"], "--lanes"),
+    "model devices": (["--model-devices", "3"], "--model-devices must divide the 1 devices of"),
+    "no partition file": (["--partition", "p.npz"], "--partition: p.npz: No such file or dir"),
     "samples": (["--samples-mb", "0"], "--samples-mb: must be a number above 0"),
     "few samples": (
         ["--algo", "fedavg", "--compare", "none", "--samples-mb", "0.001"],

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.cli.folder import RunFolder
+from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.resuming import check_settings
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.data import eval_set
 from fedjax_sim.partition import Partition
@@ -724,6 +727,22 @@ def test_the_command_refuses_another_run(
 
 
 @pytest.mark.parametrize(
+    ("begun", "now", "message"),
+    [
+        ("--aggregator krum", "", "--aggregator is not given, and krum in the run in a b; it may"),
+        ("", "--aggregator krum", "--aggregator is krum, and not given in the run in a b; it may"),
+        ("--seeds 2", "--seeds 3", "--seeds is 3, and 2 in the run in a b; it may go on with"),
+        ("--mu 1", "--mu 2", "--mu of fedprox is 2.0, and 1.0 in the run in a b; it may go on"),
+        ("--mu 1", "", "--mu of fedprox is not given, and 1.0 in the run in a b; it may go on"),
+    ],
+)
+def test_a_setting_of_another_run_is_called_by_its_flag(begun: str, now: str, message: str) -> None:
+    configs = [parse(["--algo", "fedprox", *words.split()]) for words in (begun, now)]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        check_settings(Path("a b"), *configs)
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         (None, "has no run: it lacks config.json"),
@@ -743,6 +762,17 @@ def test_the_command_refuses_what_is_no_run(
     told = capsys.readouterr().err
     assert f"error: --resume {tmp_path}: " in told
     assert message in told
+
+
+def test_a_flag_that_excludes_one_of_the_run_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        STORED.replace('"--rounds",', '"--emd", "1", "--rounds",')
+    )
+    assert bench.main(["--resume", str(tmp_path), "--partition", "iid"]) == 2
+    wanted = f"--partition: not allowed with argument --emd of the run in {tmp_path}: leave it out"
+    assert capsys.readouterr().err == f"fedjax_sim.bench: error: {wanted}\n"
 
 
 @pytest.mark.slow

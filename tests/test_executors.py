@@ -82,6 +82,9 @@ WRONG = {
     "dusk(tcp://a:1)": "'dusk' is no executor; did you mean dask?",
     "dask(tcp://a:1": "must be one of processes",
     "": "must be one of processes",
+    "foo": "'foo' is no executor; use one of processes(N), dask",
+    "processes(0)": "processes(N) must have a whole number N at least 1, or none, got '0'",
+    "mpi(x)": "mpi(N) must have a whole number N at least 1, or none, got 'x'",
 }
 
 

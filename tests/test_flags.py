@@ -162,6 +162,27 @@ def test_a_flag_without_effect_is_refused(given: str) -> None:
         parse(["--compare", "none", "--algo", *given.split()])
 
 
+# Of a value that is none, what is to be typed instead.
+NO_VALUE = {
+    "--selection foo": "--selection: 'foo' is no selection; use one of awake, cyclic, ",
+    "--aggregator foo(2)": "--aggregator: 'foo' is no aggregator; use one of caf, ",
+    "--clock foo": "--clock: foo: 'foo' is no clock; use one of constant(seconds), ",
+    "--sink foo": "--sink: 'foo' is no sink; use one of tensorboard, wandb, ",
+    "--model mpl": "--model: 'mpl' is no model; did you mean mlp? use one of logistic, ",
+    "--share-beta 0.1 --share-alpha 2": "--share-alpha: must be a number above 0 and at most 1,",
+    "--partition dirichlet(alpa=1)": (
+        "--partition: sampler must be the text of one, got 'dirichlet(alpa=1)'; alpa is not an "
+        "argument of dirichlet; did you mean alpha? allowed: iid, "
+    ),
+}
+
+
+@pytest.mark.parametrize("given", NO_VALUE)
+def test_a_value_that_is_none_comes_with_what_to_type_instead(given: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(NO_VALUE[given])}"):
+        parse(["--compare", "none", "--algo", "fedavg", *given.split()])
+
+
 def test_a_flag_that_another_method_needs_is_no_mistake() -> None:
     config = parse(["--algo", "radfed", "--compare", "fedavgm", "--server-lr", "0.5"])
     assert config.options["fedavgm"] == {"server_lr": 0.5}

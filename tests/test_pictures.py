@@ -17,6 +17,7 @@ from conftest import known
 
 import fedjax_sim
 import fedjax_sim as fs
+from fedjax_sim.base import Metric
 from fedjax_sim.cli import partitioning, running
 from fedjax_sim.cli import report as run_report
 from fedjax_sim.cli.build import build
@@ -178,11 +179,24 @@ def test_curves_say_what_they_are_of(tmp_path: Path, figures: list[Any]) -> None
     assert [line.get_color() for line in left.lines] == list(COLOURS[:4])
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [
-        "radfed: 70.0 %, 4.0 B",
-        "mine:_f: 70.0 %, 4.0 B",
-        r"cost_\$a\$: 70.0 %, 4.0 B",
-        "'_hidden': 70.0 %, 4.0 B",
+        "radfed: 70.0 %, 4 B",
+        "mine:_f: 70.0 %, 4 B",
+        r"cost_\$a\$: 70.0 %, 4 B",
+        "'_hidden': 70.0 %, 4 B",
     ]
+
+
+def test_the_unit_of_the_axis_is_that_of_the_most_bytes(tmp_path: Path, figures: list[Any]) -> None:
+    few, many = (
+        Curve(name, [1], np.array([sent]), np.array([[0.5]]))
+        for name, sent in (("few", 336.0), ("many", 95_000.0))
+    )
+    draw_series([few, many], tmp_path / "p.png", "accuracy", Metric(percent=True))
+    right = figures[0].axes[1]
+    assert right.get_xlabel() == "kB sent, up and down"
+    assert right.lines[1].get_xdata().tolist() == [95.0]
+    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert labels == ["few: 50.0 %, 336 B", "many: 50.0 %, 95,000 B"]
 
 
 def test_curves_leave_out_runs_whose_score_is_not_known(tmp_path: Path, figures: list[Any]) -> None:
@@ -201,8 +215,8 @@ def test_own_models_are_drawn_where_clients_have_them(tmp_path: Path, figures: l
     all_, own = figures[0].axes[0].lines
     np.testing.assert_allclose((all_.get_ydata(), own.get_ydata()), [[20, 30], [40, 60]])
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == [
-        "fedavg: 30.0 %, 4.0 B",
-        "fedper, own models: 60.0 %, 4.0 B",
+        "fedavg: 30.0 %, 4 B",
+        "fedper, own models: 60.0 %, 4 B",
     ]
 
 

@@ -386,7 +386,7 @@ FAILS = {
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
     "needs": (["--partition", "mine:slices"], "allowed: iid"),
     "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),
-    "argument": (["--partition", "mine:slices(2, mood=3)"], "got 'mine:slices(2, mood=3)'; al"),
+    "argument": (["--partition", "mine:slices(2, mood=3)"], "mood is not an argument of mine"),
     "sampler": (
         ["--partition", "mine:slices(2, mode=fail)"],
         "--partition mine:slices(2, mode=fail): IndexError: no slice is left (mine.py, line",

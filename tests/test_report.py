@@ -605,6 +605,25 @@ def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_methods_without_a_score_are_told(
+    make: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"b": {"own_leaves": True}}
+    run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, summary=own)
+    assert main([str(run)]) == 0
+    told = "No score of b: some leaves stay with the clients, whose own models --split holdout scor"
+    assert told in capsys.readouterr().out
+    report = run / "report"
+    assert told in (report / "report.md").read_text().replace("\\", "")
+    assert "No score of b: some leaves" in (report / "table.tex").read_text()
+    only = make("only", {"b": [[0.1, 0.1]]}, summary=own)
+    assert main([str(only)]) == 2
+    assert told in capsys.readouterr().err
+    assert main([str(run), str(only), "--out", str(run / "both")]) == 0
+    assert "No score of run: b, only: b: some leaves" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_is_its_cells_that_are_finished(
     make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -933,6 +952,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no run": (remove("config.json"), "run", "has no run: it lacks config.json"),
     "an empty study": (damage("study.json", "{}"), "run", "nothing is finished in run"),
     "not finished": (remove("summary.json"), "run", "nothing is finished in run"),
+    "an unset variable": (nothing, "run --out=", "--out: must name a folder, got ''"),
+    "a long name": (nothing, "x" * 300, f"error: {'x' * 300}: File name too long"),
     "another task": (
         settings(task="next_token(4)"), "run other",
         "run is next_token, and other is classification",

@@ -320,6 +320,9 @@ def test_another_study_is_refused(
     before = sorted((p, p.stat().st_mtime_ns) for p in done.rglob("*"))
     assert study.main([str(other), "--resume", str(done)]) == 2
     assert "--clients is 15, and 12 in the run in" in capsys.readouterr().err
+    fewer = written(tmp_path, STUDY.replace("clients = 12", ""))
+    assert study.main([str(fewer), "--resume", str(done)]) == 2
+    assert "--clients is not given, and 12 in the run in" in capsys.readouterr().err
     assert before == sorted((p, p.stat().st_mtime_ns) for p in done.rglob("*"))
     assert study.main([str(other), "--out", str(done)]) == 2
     assert "is not empty" in capsys.readouterr().err
@@ -333,6 +336,9 @@ def test_a_dry_run_tells_the_commands_and_runs_none(
     out = capsys.readouterr().out
     assert out.startswith("2 methods with 4 settings, 2 cells: 48 runs\n")
     assert out.count("python -m fedjax_sim.bench --dataset=digits") == 2
+    assert study.main([str(tmp_path / "ours.toml"), "--dry-run", "--shard", "2/2"]) == 0
+    ran = out.rpartition("\n\n")[2]  # the second cell alone
+    assert capsys.readouterr().out == out.partition("\n\n")[0] + "\n\n" + ran
     assert [p.name for p in tmp_path.iterdir()] == ["ours.toml"]
 
 
@@ -498,7 +504,11 @@ def test_files_that_we_show_are_studies(tmp_path: Path) -> None:
         ("--resume none", "none has no study: it lacks study.toml"),
         ("a.toml --distributed auto", "unrecognized arguments: --distributed"),
         ("a.toml --no-checkpoints", "unrecognized arguments: --no-checkpoints"),
-        ("a.toml --rounds 3", "unrecognized arguments: --rounds"),
+        ("a.toml --round 3", "unrecognized arguments: --round"),
+        (
+            "--rounds 3 a.toml",
+            "--rounds is a setting of the study: write it into the file, run",
+        ),
         ("a.toml --out b --resume c", "--out is for a new study"),
     ],
 )

@@ -23,9 +23,10 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.preparing import unchanged
 from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
 from fedjax_sim.cli.reporting.compare import grouped, tuned
+from fedjax_sim.cli.reporting.formats import terminal
 from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, rows_of
+from fedjax_sim.cli.studies.results import best_setting, explained, rows_of, table
 from fedjax_sim.data import Dataset, EvalSet, eval_set, from_arrays
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -429,6 +430,23 @@ def test_a_study_chooses_by_the_models_that_it_reports(own: bool, tmp_path: Path
     assert (row.setting, row.own) == (best, own)
     np.testing.assert_allclose(known(row.validation), value)
     np.testing.assert_allclose(row.scores, value + 0.01)
+
+
+def test_a_study_has_no_score_of_a_model_that_lacks_the_clients_leaves(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text('methods = ["fedavg", "fedper"]\n[run]\nsplit = "official"\nseeds = 2\n')
+    plan = read_study(file)
+    summary = {"rounds": 2, "score": "accuracy", "bytes_up": 1, "bytes_down": 1}
+    summary |= {"score_last_per_run": [0.5, 0.7]}
+    told = Path(__file__).parent / "folders" / "run" / "config.json"
+    (tmp_path / "config.json").write_text(told.read_text(encoding="utf-8"), encoding="utf-8")
+    summaries = {"fedavg": summary, "fedper": summary | {"own_leaves": True}}
+    (tmp_path / "summary.json").write_text(json.dumps(summaries))
+    rows = rows_of(plan, plan.cells[0], tmp_path)
+    assert [row.text for row in rows] == ["60.00 ± 10.00", "not known"]
+    shown = terminal("", table(plan, rows), explained(rows))
+    assert re.search(r"^fedper +fedper +not known +- +- +0\.0$", shown, re.M)
+    assert "No score of fedper: some leaves stay with the clients" in shown
 
 
 def records_of(folder: Path, algorithm: str) -> dict[int, list[dict[str, Any]]]:

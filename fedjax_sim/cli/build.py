@@ -19,7 +19,7 @@ from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flag, flagged, flagging, naming
-from fedjax_sim.cli.machine import ON_HOST, execution_of
+from fedjax_sim.cli.machine import ON_HOST, Machine, execution_of
 from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.preparing import augmentations, without_labels
@@ -110,7 +110,7 @@ def build(config: Config) -> Setup:
     try:
         execution = execution_of(config.machine)
     except (ValueError, ImportError) as error:
-        raise flagged(error, ["devices", "chunk", "lanes", "compile_for"]) from error
+        raise flagged(error, [field.name for field in dataclasses.fields(Machine)]) from error
     machine, split = config.machine, config.scores.split
     with downloading(not machine.dry_run and machine.resume is None):
         loaded = experiment.load()

@@ -120,9 +120,10 @@ class Preparation(Group):
     )
     share_alpha: float | None = setting(
         None,
-        "share of the common set that each client receives, at most 1",
+        "share of the common set that each client receives",
         shown="1",
         above=0,
+        at_most=1,
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedjax_sim.base import Metric
-from fedjax_sim.cli.report import UNITS, byte_unit, bytes_sent, digits
+from fedjax_sim.cli.report import UNITS, byte_unit, bytes_sent, digits, in_unit
 from fedjax_sim.partition.pictures import WIDTH, line_style, literal, picture
 from fedjax_sim.run import Result
 from fedjax_sim.run.bands import draw_band
@@ -76,7 +76,8 @@ def draw_series(
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     scale = 100 if metric.percent else 1
-    size = byte_unit(curve.sent[-1] for curve in curves if len(curve.sent))
+    totals = [curve.sent[-1] for curve in curves if len(curve.sent)]
+    size, axis_unit = byte_unit(totals), byte_unit([max(totals, default=0)])
     columns = 2 if max(len(curve.name) for curve in curves) <= LEGEND else 1
     others = [name for name in curves[0].across if all(name in curve.across for curve in curves)]
     panels = 2 + len(others)
@@ -87,11 +88,11 @@ def draw_series(
         for i, curve in enumerate(curves):
             values = scale * curve.scores
             mean = mean_known(values)
-            sent = curve.sent / UNITS[size]
+            sent = curve.sent / UNITS[axis_unit]
             end = curve.end
             if end is None:
                 last = f"{mean[-1]:.1f} %" if metric.percent else digits(mean[-1])
-                end = f"{last}, {sent[-1]:,.1f} {size}"
+                end = f"{last}, {in_unit(curve.sent[-1], size)} {size}"
             look = {**(curve.style or line_style(i)), "label": f"{literal(curve.name)}: {end}"}
             across = (curve.rounds, sent, *(curve.across[name] for name in others))
             for axis, x in zip(axes, across, strict=True):
@@ -103,7 +104,7 @@ def draw_series(
         axes[0].set_ylabel(told + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
         axes[0].set_xlabel("rounds")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes[1].set_xlabel(f"{size} sent, up and down")
+        axes[1].set_xlabel(f"{axis_unit} sent, up and down")
         for axis, name in zip(axes[2:], others, strict=True):
             axis.set_xlabel(name)
             axis.xaxis.set_major_formatter(EngFormatter(sep=""))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli.commands import told_of
+from fedjax_sim.cli.commands import plain, told_of
 from fedjax_sim.cli.config import Experiment
 from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.scoring import Split
@@ -94,9 +94,12 @@ def make_partitions(
 ) -> list[Partition]:
     """Deals the training samples: one partition for each seed, or the one of a file."""
     if deal.text.endswith(".npz"):
-        with naming("--partition", (OSError, ValueError)):
+        with naming("--partition"):
             name = f"{dataset.name} in --split {split}"
-            partition = load_partition(deal.text, dataset.train_y, name)
+            try:
+                partition = load_partition(deal.text, dataset.train_y, name)
+            except OSError as error:
+                raise ValueError(plain(error)) from error
             validate_partition(partition, len(dataset.train_y))
             if deal.clients not in (None, found := len(partition.sizes)):
                 raise ValueError(

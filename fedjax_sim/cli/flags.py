@@ -78,6 +78,18 @@ def flagged(error: Exception, names: Iterable[str]) -> ValueError:
     return ValueError(message if subject is None else flag(subject) + message[len(subject) :])
 
 
+def offering(error: Exception, known: Iterable[str]) -> ValueError:
+    """Returns an error about an unknown name with the known ones, unless it has a suggestion.
+
+    >>> offering(ValueError("'x' is no sink"), ["wandb", "mlflow"])
+    ValueError("'x' is no sink; use one of wandb, mlflow")
+    """
+    message = str(error)
+    return ValueError(
+        message if message.endswith("?") else f"{message}; use one of {', '.join(known)}"
+    )
+
+
 @contextlib.contextmanager
 def flagging(*names: str) -> Iterator[None]:
     """Passes a ValueError of the block on as :func:`flagged` does."""

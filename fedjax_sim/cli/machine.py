@@ -65,7 +65,8 @@ class Machine(Group):
     lanes: int | None = setting(
         None,
         "number of models that a device trains at once, where a finished model is replaced by "
-        "the next one; excludes --chunk; 0: no lanes",
+        "the next one; methods whose clients cannot stop between two steps have --chunk instead; "
+        "0: no lanes",
         shown="none on CPU or with --chunk, else chosen by the clients' sizes",
         at_least=0,
     )

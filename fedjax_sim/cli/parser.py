@@ -71,7 +71,12 @@ def parse(argv: Sequence[str]) -> Config:
                 )
         begun, before = _begun(folder, trust)
         with trusting(trust):
-            config = _config([*before, *others, "--resume", str(folder)])
+            try:
+                config = _config([*before, *others, "--resume", str(folder)])
+            except ValueError as error:
+                if "not allowed with argument" in str(error):  # --emd and --partition
+                    raise ValueError(f"{error} of the run in {folder}: leave it out") from error
+                raise
     else:
         config = _config(others)
         machine = config.machine

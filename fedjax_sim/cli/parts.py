@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from fedjax_sim.base import calls
 from fedjax_sim.base.binding import build
-from fedjax_sim.base.registry import Registry, told
+from fedjax_sim.base.registry import Registry, UnknownNameError, told
 from fedjax_sim.base.signatures import returned, takes
-from fedjax_sim.cli.flags import documented, flag, naming
+from fedjax_sim.cli.flags import documented, flag, naming, offering
 from fedjax_sim.cli.making import Common
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.round import Algorithm, compose
@@ -100,9 +100,13 @@ def checked(role: str, text: str) -> str:
     """
     node = calls.parse(text)
     top = [node] if isinstance(node, calls.Name) else []
+    outer = node.name if isinstance(node, calls.Call) else node
     for name in [*top, *calls.names(node)]:
         if name.partition(".")[0] not in GIVEN:
-            registry(role).resolve(name)
+            try:
+                registry(role).resolve(name)
+            except UnknownNameError as error:
+                raise (offering(error, known(role)) if name == outer else error) from error
     return calls.write(node)
 
 

@@ -88,30 +88,43 @@ def asked(argv: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
 
 def check_settings(folder: Path, begun: Config, config: Config) -> None:
     """Rejects settings that would change the run."""
-    before, now = begun.record(), config.record()
-    for name in before | now:  # parts that were not given are in neither
-        if name in HARMLESS or before.get(name) == now.get(name):
+    before, now = _by_flag(begun), _by_flag(config)
+    for name in before | now:
+        if before.get(name) == now.get(name):
             continue
-        if name != "rounds":
-            was = _shown(before.get(name))
+        ours, theirs = (_shown(name, of.get(name)) for of in (now, before))
+        if name != "--rounds":
             raise ValueError(
-                f"{flag(name)} is {_shown(now[name])}, and {was} in the run in {folder}; it may go "
-                "on with other --rounds and settings of the machine alone"
+                f"{name} is {ours}, and {theirs} in the run in {folder}; it may go on with other "
+                "--rounds and settings of the machine alone"
             )
         form = changes_with(config.training.lr_schedule)
         if form is not None:
             raise ValueError(
-                f"--rounds must be {before[name]}, as in the run in {folder}: --lr-schedule {form} "
-                f"is of its length, got {now[name]}"
+                f"--rounds must be {theirs}, as in the run in {folder}: --lr-schedule {form} is of "
+                f"its length, got {ours}"
             )
         if now[name] < before[name]:
             raise ValueError(
-                f"--rounds must be at least {before[name]}, as in the run in {folder}, got "
-                f"{now[name]}"
+                f"--rounds must be at least {theirs}, as in the run in {folder}, got {ours}"
             )
 
 
-def _shown(value: Any) -> str:
+def _by_flag(config: Config) -> dict[str, Any]:
+    """Returns the settings that change results by their flags, with those of single methods."""
+    record = config.record()
+    own = record.pop("options")
+    found = {flag(name): value for name, value in record.items() if name not in HARMLESS}
+    return found | {
+        f"{flag(key)} of {name}": value for name, of in own.items() for key, value in of.items()
+    }
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "not given"
+    if name == "--seeds":
+        return str(len(value))
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
     return str(value)

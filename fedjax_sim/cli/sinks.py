@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fedjax_sim.base.registry import Registry, told
+from fedjax_sim.base.registry import Registry, UnknownNameError, told
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.cli.commands import complain
+from fedjax_sim.cli.flags import offering
 
 PROJECT = "fedjax_sim"
 PACKAGES = {
@@ -114,7 +115,10 @@ SINKS: Registry[Opens] = Registry(
 
 def known(text: str) -> str:
     """Returns the name of a sink that can be opened here."""
-    name, _ = SINKS.resolve(text)
+    try:
+        name, _ = SINKS.resolve(text)
+    except UnknownNameError as error:
+        raise offering(error, [*SINKS, "package.module:function"]) from error
     package = PACKAGES.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         raise ValueError(f"{name} needs the package {package}: pip install {package}")

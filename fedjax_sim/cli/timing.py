@@ -9,13 +9,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedjax_sim.base import Clock, calls, shown
-from fedjax_sim.cli.flags import naming
+from fedjax_sim.base.registry import UnknownNameError
+from fedjax_sim.cli.flags import naming, offering
 from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.plan.clock import simulated, traced
 from fedjax_sim.plan.traces import ENDINGS
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
+
+CLOCKS = (
+    "constant(seconds)", "lognormal(median, sigma)", "pareto(least, alpha)", "tiers(seconds, ...)",
+    "simulated(...)", *(f"FILE{ending}" for ending in ENDINGS),
+)  # fmt: skip
+"""The forms of a clock, for messages."""
 
 
 def _converted(text: str) -> str:
@@ -25,6 +32,9 @@ def _converted(text: str) -> str:
         return text if text.endswith(ENDINGS) else shown(found)
     except (ValueError, TypeError) as error:
         message = str(error)
+        name = text.partition("(")[0]
+        if isinstance(error, UnknownNameError) and message.startswith(repr(name)):
+            message = str(offering(error, CLOCKS))
         named = message if message.startswith(text) else f"{text}: {message}"
         raise ValueError(named) from error
 

@@ -119,8 +119,8 @@ def _model(text: str) -> str:
     try:
         MODELS.resolve(calls.as_call(calls.parse(text), text).name)
     except UnknownNameError as error:
-        known = ", ".join(MODELS)
-        raise ValueError(f"{error}; use one of {known}, or package.module:factory") from error
+        known, end = ", ".join(MODELS), "" if str(error).endswith("?") else ";"
+        raise ValueError(f"{error}{end} use one of {known}, or package.module:factory") from error
     return text
 
 

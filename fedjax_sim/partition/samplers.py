@@ -208,13 +208,19 @@ def parse_form(text: str) -> tuple[str, dict[str, Any]]:
     except calls.UnreadableError as error:
         raise _not_understood(text, dict(SAMPLERS)) from error
     own = keywords(sampler, DATA)
+    known = {**SAMPLERS.known, name: sampler}
+    for key in call.named.keys() - own.keys():
+        near = did_you_mean(key, own)
+        hint = f"{key} is not an argument of {name}; "
+        hint += f"did you mean {' or '.join(near)}? " if near else ""
+        raise _not_understood(text, known, hint)
     try:
         given = binding.arguments(call, {key: p.default is p.empty for key, p in own.items()})
         return name, {
             key: reader(own[key].annotation, key)(calls.word(node)) for key, node in given.items()
         }
     except (ValueError, KeyError) as error:
-        raise _not_understood(text, {**SAMPLERS.known, name: sampler}) from error
+        raise _not_understood(text, known) from error
 
 
 def _not_understood(

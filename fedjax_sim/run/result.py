@@ -67,7 +67,7 @@ class Result:
         model_bytes: bytes of one model (params and state).
         device_bytes: memory that the run needs on one device, as XLA planned it.
         compile_seconds: seconds of tracing, lowering and compiling.
-        run_seconds: all other seconds.
+        run_seconds: all other seconds; of a resumed run, also those in which others compiled.
         xla_programs: programs compiled or fetched from the compilation cache.
         provenance: the algorithm, seeds and clients, by which the result is saved and compared.
     """

@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedjax_sim.base.words import counted
-from fedjax_sim.cli.commands import complain
+from fedjax_sim.cli.commands import complain, plain
 from fedjax_sim.cli.flags import Parser
 from fedjax_sim.cli.loading import SavedRun
+from fedjax_sim.cli.machine import folder_name
 from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import sections, summaries
 from fedjax_sim.cli.reporting.folders import is_readable
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
-from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.read import Reading, no_score, read
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
@@ -57,10 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             raise ValueError(f"--out {out}: {error.strerror or error}") from error
     except (ValueError, OSError) as error:
-        return complain(PROGRAM, f"error: {error}", 2)
+        return complain(PROGRAM, f"error: {plain(error)}", 2)
     except KeyboardInterrupt:
         return complain(PROGRAM, "stopped; nothing was written", 130)
     print(f"{_title(reading)}: {out / 'report.html'}")
+    if reading.unscored:
+        print(no_score(reading.unscored))
     for what in reading.unfinished:
         print(f"not finished: {what}")
     return 0
@@ -78,10 +81,14 @@ def _parser() -> argparse.ArgumentParser:
         "folders",
         nargs="*",
         metavar="DIR",
+        type=folder_name,
         help="folder of a run of fedjax_sim.bench, or of a study: all its cells that are finished",
     )
     parser.add_argument(
-        "--out", metavar="DIR", help="folder of the report (default: report in the first DIR)"
+        "--out",
+        metavar="DIR",
+        type=folder_name,
+        help="folder of the report (default: report in the first DIR)",
     )
     parser.add_argument(
         "--baseline",

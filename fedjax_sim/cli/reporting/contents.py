@@ -30,7 +30,7 @@ from fedjax_sim.cli.reporting.pictures import (
     styles_of,
 )
 from fedjax_sim.cli.reporting.problems import told_score
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, no_score
 from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, spread
 from fedjax_sim.cli.reporting.tables import (
     Table,
@@ -102,6 +102,8 @@ def titles(groups: Sequence[Group]) -> list[str]:
 def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Table, str]]:
     """Returns a table for each group, the best settings of its methods, with title and note."""
     note = f"{spread(trial.runs for trial in reading.trials)} {BOLD}"
+    if reading.unscored:
+        note += f" {no_score(reading.unscored)}"
     tables = [scores(tuned(group) or group, with_differences=True) for group in groups]
     return [(title, table, note) for title, table in zip(titles(groups), tables, strict=True)]
 
@@ -124,6 +126,8 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
             "Scores after the last round: without a validation set, a round or a setting could "
             "only be chosen on the test set."
         )
+    if reading.unscored:
+        lines.append(no_score(reading.unscored))
     if reading.unfinished:
         lines.append(f"Not finished: {'; '.join(reading.unfinished)}.")
     return lines

@@ -138,6 +138,7 @@ class Reading(NamedTuple):
         runs: the folders that have a result, by name.
         trials: their methods, in order.
         unfinished: runs without a result, in words.
+        unscored: methods whose models are whole at the clients alone, where these are not scored.
         baseline: the row that the first study compares the others with; None without a study.
         columns: the setting that is across in the first study's table, or None.
     """
@@ -145,6 +146,7 @@ class Reading(NamedTuple):
     runs: dict[str, SavedRun]
     trials: list[Trial]
     unfinished: list[str]
+    unscored: list[str]
     baseline: str | None
     columns: str | None
 
@@ -158,10 +160,12 @@ def read(folders: Sequence[Path]) -> Reading:
     runs: dict[str, SavedRun] = {}
     trials: list[Trial] = []
     unfinished: list[str] = []
+    unscored: list[str] = []
     for folder in folders:
         check_entries(folder)
     studies = {folder: study_of(folder) for folder in folders if is_study(folder)}
-    for name, (folder, study) in named(folders, studies).items():
+    places = named(folders, studies)
+    for name, (folder, study) in places.items():
         if study is not None and not (folder / "summary.json").exists():
             unfinished.append(name)
             continue
@@ -169,18 +173,32 @@ def read(folders: Sequence[Path]) -> Reading:
         unfinished += [f"{name}: {a}" for a in saved.algorithms if a not in saved.summary]
         finished = [a for a in saved.algorithms if a in saved.summary]
         try:
-            trials += [trial for a in finished for trial in _trials(name, saved, a, study)]
+            for algorithm in finished:
+                found = [*_trials(name, saved, algorithm, study)]
+                trials += found
+                if not found:
+                    unscored.append(f"{name}: {algorithm}" if len(places) > 1 else algorithm)
         except KeyError as error:
             raise ValueError(f"the records of {folder} are damaged: they lack {error}") from error
         except (TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"the records of {folder} are damaged: {error}") from error
         if finished:
             runs[name] = saved
+    if unscored and not trials:
+        raise ValueError(no_score(unscored))
     if not trials:
         raise ValueError(f"nothing is finished in {', '.join(map(str, folders))}")
     baseline = next((s.baseline for s in studies.values() if s.baseline), None)
     columns = next((s.columns for s in studies.values() if s.columns), None)
-    return Reading(runs, trials, unfinished, baseline, columns)
+    return Reading(runs, trials, unfinished, unscored, baseline, columns)
+
+
+def no_score(methods: Sequence[str]) -> str:
+    """Returns the line about methods that have no score."""
+    return (
+        f"No score of {', '.join(methods)}: some leaves stay with the clients, whose own models "
+        "--split holdout scores."
+    )
 
 
 def _trials(

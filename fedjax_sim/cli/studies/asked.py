@@ -15,6 +15,7 @@ from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.resuming import add_trust
 from fedjax_sim.cli.studies.executors import FORMS, known_executor
+from fedjax_sim.cli.studies.plan import SETTINGS
 
 PROGRAM = "fedjax_sim.study"
 FILE, LOGS = "study.toml", "logs"
@@ -51,8 +52,9 @@ class Asked(NamedTuple):
     machine: tuple[str, ...]
 
     def to_resume(self, folder: Path) -> tuple[str, ...]:
-        """Returns the arguments that resume a cell in its folder."""
-        return (*(f"--trust={module}" for module in self.trust), "--resume", str(folder))
+        """Returns the arguments that go on with a cell in its folder, if it is that cell."""
+        trust = (f"--trust={module}" for module in self.trust)
+        return (*trust, "--out", str(folder), "--or-resume")
 
 
 def parse_study(argv: Sequence[str]) -> Asked:
@@ -112,7 +114,14 @@ def parse_study(argv: Sequence[str]) -> Asked:
         "--data-dir", metavar="DIR", help="folder of the data (default: $FEDJAX_SIM_DATA_DIR)"
     )
     Machine.add_flags(parser.add_argument_group("every run"), helping=True, without=NOT_OF_A_STUDY)
-    given = parser.parse_args(argv)
+    given, others = parser.parse_known_args(argv)
+    for word in others:
+        name = word.partition("=")[0]
+        key = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and key in SETTINGS:
+            raise ValueError(f"{name} is a setting of the study: write it into the file, run.{key}")
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     merged = tuple(map(Path, given.merge or ()))
     if given.out is not None and given.resume is not None:
         raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
-from fedjax_sim.base.registry import Registry
+from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
+from fedjax_sim.cli.flags import offering
 from fedjax_sim.engine.cores import available_cores
 
 Opens = Callable[[str], Executor]
@@ -112,7 +113,14 @@ def _parts(text: str) -> tuple[str, Opens, str]:
     found = re.fullmatch(r"([^()]+)(?:\((.*)\))?", text)
     if found is None:
         raise ValueError(f"must be one of {', '.join(FORMS)}, got {text!r}")
-    return *EXECUTORS.resolve(found[1].strip()), (found[2] or "").strip()
+    try:
+        key, opens = EXECUTORS.resolve(found[1].strip())
+    except UnknownNameError as error:
+        raise offering(error, FORMS) from error
+    inside = (found[2] or "").strip()
+    if key in ("processes", "mpi") and not re.fullmatch(r"0*[1-9]\d*|", inside):
+        raise ValueError(f"{key}(N) must have a whole number N at least 1, or none, got {inside!r}")
+    return key, opens, inside
 
 
 def opened(text: str) -> Executor:

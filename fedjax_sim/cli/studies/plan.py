@@ -38,7 +38,8 @@ _FIELDS = {
     for field in dataclasses.fields(group)
     if field.name not in MACHINE
 }
-_KEYS = (*_FIELDS, "emd")
+SETTINGS = (*_FIELDS, "emd")
+"""What a file may set, for all cells or by the cell."""
 
 
 class Cell(NamedTuple):
@@ -140,7 +141,7 @@ def _study(given: Mapping[str, Any]) -> Study:
     together = {key: value for one in cells for key, value in one.items()}
     places = {"run": run, "grid": grid, "cells": together}
     for name, table in places.items():
-        _check_keys(f"{name}.", table, _KEYS)
+        _check_keys(f"{name}.", table, SETTINGS)
     for one, other in itertools.combinations(places, 2):
         if both := sorted(places[one].keys() & places[other].keys()):
             raise ValueError(f"{both[0]} stands in {one} and in {other}: it can stand in one")

@@ -23,7 +23,7 @@ from fedjax_sim.cli.reporting.formats import (
     plain,
     terminal,
 )
-from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.cli.reporting.read import no_score, read
 from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, paired, spread
 from fedjax_sim.cli.reporting.tables import Table, chance, gain_text, over_text, placed
 from fedjax_sim.cli.reporting.wide import wides
@@ -46,6 +46,7 @@ class Row(NamedTuple):
         score: the name of the score.
         metric: how it is read.
         own: whether these are scores of the clients' own models.
+        unscored: whether the clients have own models, and no scores.
     """
 
     cell: str
@@ -59,6 +60,7 @@ class Row(NamedTuple):
     score: str
     metric: Metric
     own: bool = False
+    unscored: bool = False
 
     @property
     def text(self) -> str:
@@ -80,7 +82,10 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
         found = summary[chosen] if chosen else {}
         prefix = prefix_of(found)
         moment = "validated" if f"{prefix}score_validated_per_run" in found else "last"
+        scores = found.get(f"{prefix}score_{moment}_per_run", ())
         validation = found.get(f"{prefix}validation_best_per_run")
+        if lacks_score(found):
+            scores, validation = np.full(len(runs), math.nan), None
         rows.append(
             Row(
                 cell.name,
@@ -88,12 +93,13 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
                 method,
                 chosen,
                 runs,
-                np.array(found.get(f"{prefix}score_{moment}_per_run", ()), np.float64),
+                np.array(scores, np.float64),
                 None if validation is None else np.array(validation, np.float64),
                 (found.get("bytes_up", 0) + found.get("bytes_down", 0)) / 1e6,
                 config["score"],
                 metric,
                 bool(prefix),
+                lacks_score(found),
             )
         )
     return rows
@@ -102,6 +108,11 @@ def rows_of(study: plan.Study, cell: plan.Cell, folder: Path) -> list[Row]:
 def prefix_of(summary: Mapping[str, Any]) -> str:
     """Returns what the keys of a method's scores begin with: clients' own models count if any."""
     return "personal_" if "personal_score_last_per_run" in summary else ""
+
+
+def lacks_score(summary: Mapping[str, Any]) -> bool:
+    """Returns whether some leaves are the clients' own, whose models are not scored."""
+    return bool(summary.get("own_leaves")) and not prefix_of(summary)
 
 
 def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) -> str | None:
@@ -120,6 +131,8 @@ def best_setting(summaries: Mapping[str, Mapping[str, Any]], *, lowest: bool) ->
 
     def score(name: str) -> float:
         found = summaries[name]
+        if lacks_score(found):
+            return -math.inf
         scores = np.array(found[f"{prefix_of(found)}validation_best_per_run"], float)
         mean = sign * float(np.mean(scores))
         return -math.inf if math.isnan(mean) else mean
@@ -155,16 +168,19 @@ def _lines(study: plan.Study, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             named |= {"method": row.method, "setting": row.setting}
             named |= {"seed": run["seed"], "fold": run.get("fold")}
             validation = None if row.validation is None else float(row.validation[i])
-            yield named | {"validation": validation, "test": float(row.scores[i])}
+            test = float(row.scores[i])
+            yield named | {"validation": validation, "test": None if math.isnan(test) else test}
 
 
 def explained(rows: Sequence[Row]) -> str:
     """Describes the numbers and the marks of the table."""
     text = BOLD + " " + spread(len(row.runs) for row in rows)
-    if rows[0].validation is not None:
+    if any(row.validation is not None for row in rows):
         text += " Each run at the round that is best on its validation set."
     if own := dict.fromkeys(row.method for row in rows if row.own):
         text += f" Scores of the clients' own models: {', '.join(own)}."
+    if unscored := dict.fromkeys(row.method for row in rows if row.unscored):
+        text += f" {no_score([*unscored])}"
     runs = max(len(row.runs) for row in rows)
     folds = any("fold" in run for row in rows for run in row.runs)
     text += f" p: {OF_FOLDS if folds else OF_SEEDS}; two-sided, of the runs' differences, not "
