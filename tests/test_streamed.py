@@ -105,7 +105,7 @@ def test_a_stream_of_all_is_the_first_round(federation: Federation) -> None:
         assert_trees(run, whole.final)
 
     def own(state: Any, data: ClientData) -> Any:
-        key, tasks = jax.random.key(0), jnp.zeros(len(SIZES))
+        key, tasks = jax.random.key(0), np.zeros(len(SIZES), np.int32)
         return method.score_personal(key, state, data, lambda _, model, __: model, (), tasks)
 
     found = own(once.states[0], stream)

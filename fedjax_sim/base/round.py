@@ -22,7 +22,7 @@ class Slots(NamedTuple):
         info: ``[S]``, the last client's report.
         tag: ``[S]``, the broadcast's tag of the model.
         received: ``[S, *p]``, the models as they left the server; () if no part needs them.
-        weight: ``f32[S]``, what each is divided by to be used; () if by nothing.
+        weight: ``f32[S]``, the push-sum weight that divides a model before it is used; () without.
     """
 
     variables: PyTree
@@ -36,22 +36,22 @@ class Slots(NamedTuple):
 
 
 class AtWork(NamedTuple):
-    """Models that clients have, C of them, whatever round they were sent in.
+    """The models that C clients have in an asynchronous flight.
 
-    A client trains when it comes back, from what it was sent: it is the same, and of those that are
-    at work at the end nothing is trained.
+    A client's training is computed when it returns, from the model that it received: the result is
+    the same, and clients that have not returned by the end of a run are never trained.
 
     Attributes:
-        client: ``int32[C]``; N for a place whose client is not known yet.
-        back: ``[C]``, when it comes back; without a client, when the server looks for one again.
-        lost: ``bool[C]``, whether it comes back with nothing.
+        client: ``int32[C]``; N for a place without a client.
+        back: ``[C]``, when the client returns; without a client, when the server draws again.
+        lost: ``bool[C]``, whether the client is lost and returns no model.
         down: ``f32[C]``, the seconds of its download.
-        seconds: ``f32[C]``, the seconds that it computes.
-        length: ``f32[C]``, the seconds from download to upload.
-        idle: ``bool[C]``, whether nobody has the model, and nothing is awaited.
-        update: ``int32[C]``, the round in which it was sent.
-        row: ``int32[C]``, that of ``models`` which it was sent.
-        models: ``[C + 1, *p]``, server models: one that is sent now finds a row that nobody has.
+        seconds: ``f32[C]``, the seconds of its computation.
+        length: ``f32[C]``, the seconds from the start of the download to the end of the upload.
+        idle: ``bool[C]``, whether the place has no client, and no time of the next draw.
+        update: ``int32[C]``, the round in which the model was sent.
+        row: ``int32[C]``, index into ``models`` of the model that the client received.
+        models: ``[C + 1, *p]``, the server models that clients have; one row is always free.
     """
 
     client: Array
@@ -132,9 +132,10 @@ class Traffic(NamedTuple):
             SCAFFOLD's control variate, its answer before it trains, the numbers that a part
             ``reads``.
         shared_state: bytes of the shared state that the server sends, in every such round.
-        fragments: of those of a model, if they travel in turn; no model is uploaded whole then.
+        fragments: of each fragment, if a model travels in fragments; no model is uploaded whole
+          then.
         finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
-        answer: of what each client sends that is asked before the draw, see
+        answer: of what each client sends that is polled before the draw, see
           :attr:`fedjax_sim.base.Selection.poll`.
     """
 
@@ -166,8 +167,8 @@ class Metrics(NamedTuple):
         loss: ``f32[]``, mean training loss per sample visited; 0 if no client trained.
         samples: ``int32[]``, training samples visited.
         steps: ``int32[]``, local steps that did something.
-        executed: ``int32[]``, local steps that the devices ran or waited: devices × those of the
-          longest.
+        executed: ``int32[]``, local steps that the devices ran or waited for: the number of devices
+          times the steps of the busiest.
         uploads: ``int32[]``, models sent by clients, or the fragments of them whose turn it is.
         downloads: ``int32[]``, models sent to clients.
         fragments: ``int32[]``, fragments sent to clients: of those whose turn was the last round.

@@ -64,7 +64,8 @@ def score_own(
         return score(constants, own_model(key, used, client, client_state), task)
 
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(stream(key, Round.PERSONAL), client)
-    own = (keys, visits(data, client, peers=parts.local.peers), tree.take(tasks, row))
+    tasks = tree.take(jax.tree.map(jnp.asarray, tasks), row)
+    own = (keys, visits(data, client, peers=parts.local.peers), tasks)
     # All clients, but no more at once than a round trains.
     at_once = parts.execution.rows(parts.slots) // parts.execution.groups
     execution = dataclasses.replace(parts.execution, chunk=parts.execution.chunk or at_once)
