@@ -1029,6 +1029,21 @@ def test_parts_that_fit_are_not_refused() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("case", ["signs", "FedExP"])
+def test_messages_of_groups_that_left_at_different_times_are_refused(case: str) -> None:
+    """Without messages, the updates of staggered groups are computed from the newest model."""
+    parts = FROM_THE_NEWEST[case]()
+    apart: dict[str, Any] = {
+        "selection": STICKY["selection"], "flight": flight.staggered(2),
+    }  # fmt: skip
+    together(**parts, **apart)
+    sent: dict[str, Any] = {"sending": (fs.sending.clip_norm(1.0),)}
+    with pytest.raises(ValueError, match="needs updates that are sent as changes of the newest"):
+        together(**parts, **apart, **sent)
+    follows = flight.staggered(2, refresh=flight.drift_correction())
+    together(**parts, **sent, **apart | {"flight": follows})
+
+
 # --- settings ---
 
 

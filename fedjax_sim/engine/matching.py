@@ -9,6 +9,12 @@ import numpy as np
 from fedjax_sim.base import Array, Need, concrete
 
 ASSUMED = "the optimiser that its settings assume"
+FROM_NEWEST = Need(
+    "flight",
+    "updates that are sent as changes of the newest server model",
+    lambda parts: not parts.remembers,
+    "flight=every_round() or delayed(rounds), or refresh=drift_correction()",
+)
 
 
 def sgd_of(name: str, lr: float, momentum: float) -> Need:

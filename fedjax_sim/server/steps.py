@@ -16,7 +16,7 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.matching import dual_clients
+from fedjax_sim.engine.matching import FROM_NEWEST, dual_clients
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, PLAIN_MEAN, SYNCHRONOUS
 
 
@@ -118,7 +118,7 @@ class extrapolated(Server):
 
     eps: NonNegative = 1e-3
 
-    needs = (ONE_MODEL, SYNCHRONOUS, PLAIN_MEAN)
+    needs = (ONE_MODEL, SYNCHRONOUS, FROM_NEWEST, PLAIN_MEAN)
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered

@@ -25,6 +25,7 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
+from fedjax_sim.engine.matching import FROM_NEWEST
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
 from fedjax_sim.engine.optimizers import check_optimizer, first_state
 
@@ -175,7 +176,7 @@ class sign_agreement(Server):
             lambda parts: not concrete(least) or least <= awaited(parts),
             "a larger cohort, or a smaller threshold",
         )
-        return (ONE_MODEL, SYNCHRONOUS, OWN_ROWS, enough, *self.server.needs)
+        return (ONE_MODEL, SYNCHRONOUS, FROM_NEWEST, OWN_ROWS, enough, *self.server.needs)
 
     @property
     def download_bytes(self) -> DownloadBytes | None:
