@@ -446,6 +446,10 @@ def test_a_full_disk_does_not_end_the_run(
         ({"eval_every": 3}, "a run with another eval_every: 2, not 3"),
         ({"rounds": 4}, "rounds must be at least 6, which .*06.npz has, got 4"),
         ({"initial": 0}, "a run with another initial$"),
+        (
+            {"loss": optax.softmax_cross_entropy_with_integer_labels},
+            "a run with another loss$",
+        ),
         pytest.param(
             {"record": lambda state: state},
             r"the checkpoint lacks 0.recorded",
