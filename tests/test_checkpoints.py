@@ -449,6 +449,10 @@ def test_a_full_disk_does_not_end_the_run(
         ({"eval_every": 3}, "a run with another eval_every: 2, not 3"),
         ({"rounds": 4}, "rounds must be at least 6, which .*06.npz has, got 4"),
         ({"initial": 0}, "a run with another initial$"),
+        (
+            {"loss": optax.softmax_cross_entropy_with_integer_labels},
+            "a run with another loss$",
+        ),
         pytest.param(
             {"record": lambda state: state},
             r"the checkpoint lacks 0.recorded",
@@ -470,10 +474,22 @@ def test_refuses_another_method_or_rate(scaffold: Any) -> None:
         run(algorithm("scaffold", rate=0.06), scaffold[0])
 
 
-def test_refuses_more_rounds_after_a_short_stage(tmp_path: Path) -> None:
+def test_refuses_more_rounds_after_a_short_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(algorithm("scaffold"), tmp_path, rounds=3)
     with pytest.raises(fs.CheckpointError, match=r"rounds cannot be 6: the run in .* after 3, and"):
         run(algorithm("scaffold"), tmp_path)
+
+    def stop(done: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "CALL_SECONDS", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        run(algorithm("scaffold"), tmp_path / "cut", eval_every=4, on_rounds=stop)
+    with pytest.raises(fs.CheckpointError, match=r"rounds must be more than the 2 of .*2\.npz, "):
+        run(algorithm("scaffold"), tmp_path / "cut", eval_every=4, rounds=2)
 
 
 def test_refuses_what_cannot_be_saved(tmp_path: Path) -> None:

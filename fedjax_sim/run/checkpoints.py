@@ -243,6 +243,11 @@ class Saver:
             if after == self._rounds or (after % eval_every == 0 and saved.done < self._rounds):
                 return saved
         if saved is not None:
+            if saved.done == self._rounds:
+                raise CheckpointError(
+                    f"rounds must be more than the {saved.done} of {path}, which was saved between "
+                    "two evaluations"
+                )
             raise CheckpointError(
                 f"rounds cannot be {self._rounds}: the run in {self._folder} was evaluated after "
                 f"{saved.evaluated}, and would not be now, every {eval_every} rounds"

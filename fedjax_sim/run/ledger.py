@@ -15,7 +15,7 @@ from fedjax_sim.run.evaluation import Evaluation
 from fedjax_sim.run.layout import client_axes, one_run
 from fedjax_sim.run.metrics import set_scores
 from fedjax_sim.run.provenance import Provenance
-from fedjax_sim.run.records import Evaluations, Interval, SetCounts, TreeBuffer
+from fedjax_sim.run.records import Evaluations, Interval, SetCounts, TreeBuffer, work_of
 from fedjax_sim.run.result import Result
 from fedjax_sim.run.runner import Runner
 from fedjax_sim.run.stop import Stop
@@ -93,8 +93,6 @@ class Ledger:
         """Returns the result of the run up to the last evaluation."""
         compiling, rounds = self._runner.compile_seconds, self.evaluations[-1].round
         metrics: Metrics = jax.tree.map(lambda a: a[:, :rounds], self.metrics.tree())
-        counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
-        samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
         # A run that is interrupted within a program has donated its arrays; one that diverged has
         # those of a later round.
         run = self._last.run
@@ -106,9 +104,7 @@ class Ledger:
             metrics=metrics,
             variables=None if gone else self._last.variables,
             state=None if run is None or gone else self._runner.exported(run).state,
-            samples=samples,
-            steps=steps,
-            executed=executed,
+            **work_of(metrics),
             model_bytes=self._runner.model_bytes,
             device_bytes=self._runner.device_bytes,
             compile_seconds=compiling,

@@ -133,6 +133,12 @@ class TreeBuffer:
         return (*(slice(None),) * self._axis, slice(begin, end))
 
 
+def work_of(metrics: Metrics) -> dict[str, Any]:
+    """Returns the samples, steps and executed steps of all rounds and runs, by name."""
+    names = ("samples", "steps", "executed")
+    return {name: int(getattr(metrics, name).sum(dtype=np.int64)) for name in names}
+
+
 class Evaluations(Sequence[Any]):
     """The evaluations of a run (:class:`fedjax_sim.Evaluation`), stored as stacked arrays."""
 

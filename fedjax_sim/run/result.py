@@ -19,7 +19,7 @@ from fedjax_sim.run.client_memory import ClientRows
 from fedjax_sim.run.evaluation import Evaluation, total_bytes
 from fedjax_sim.run.metrics import Scores, SetScores
 from fedjax_sim.run.provenance import Provenance
-from fedjax_sim.run.records import Evaluations, column
+from fedjax_sim.run.records import Evaluations, column, work_of
 from fedjax_sim.run.rows import row_of
 from fedjax_sim.tasks.sums import mean_known
 
@@ -179,18 +179,14 @@ class Result:
         """Returns some of the R runs, as NumPy arrays; seconds, programs and memory stay totals."""
         some = functools.partial(select_runs, runs=runs)
         metrics = some(self.metrics)
-        counted = (getattr(metrics, name) for name in ("samples", "steps", "executed"))
-        samples, steps, executed = (int(n.sum(dtype=np.int64)) for n in counted)
         return dataclasses.replace(
             self,
             evaluations=Evaluations(map(some, self.evaluations)),
             metrics=metrics,
             variables=some(self.variables),
             state=some(self.state),
-            samples=samples,
-            steps=steps,
-            executed=executed,
             provenance=self.provenance.of_runs(runs),
+            **work_of(metrics),
         )
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -14,7 +14,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.stages import Compiled
 
-from fedjax_sim.base import ClientData, FedState, Metrics, PyTree, Traffic, Variables
+from fedjax_sim.base import (
+    ClientData,
+    FedState,
+    Metrics,
+    PyTree,
+    Traffic,
+    Variables,
+    with_loss,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.memory import argument_bytes, check_fits, compile_program, peak_bytes
 from fedjax_sim.run.checkpoint_files import Checkpoint, CheckpointError
@@ -158,6 +166,7 @@ class Runner:
             "setting of the algorithm": digest(algorithm.parts.by_role()),
             "model": digest(model),
             "task": repr(programs.task),
+            "loss": digest(programs.task.loss) if isinstance(programs.task, with_loss) else None,
             "seeds": [*map(int, seeds)],
             "eval_every": programs.every,
             "clients' data": digest(programs.data),
