@@ -460,6 +460,7 @@ BAD = {
     "chunk": (["--chunk", "-1"], "--chunk"),
     "lanes": (["--lanes", "-1"], "--lanes"),
     "model devices": (["--model-devices", "3"], "--model-devices must divide the 1 devices of"),
+    "no score": (["--score="], "--score must be one of accuracy, f1, auc, as the task is classif"),
     "no partition file": (["--partition", "p.npz"], "--partition: p.npz: No such file or dir"),
     "samples": (["--samples-mb", "0"], "--samples-mb: must be a number above 0"),
     "few samples": (

@@ -344,6 +344,16 @@ def test_what_is_not_written_names_its_file_and_leaves_the_old_one(
     assert [p.read_text() for p in tmp_path.iterdir()] == ["whole"]
 
 
+def test_a_picture_in_another_format_replaces_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in ("curves.png", "clients.png"):
+        (tmp_path / "run" / name).write_text("of fewer rounds")
+    folder = RunFolder(tmp_path / "run", {}, "svg", resumed=True)
+    folder.draw("curves", Path.touch)
+    assert sorted(p.name for p in folder.path.glob("c*.[ps]*g")) == ["clients.png", "curves.svg"]
+    folder.close()
+
+
 # Commands that are started again.
 
 

@@ -610,12 +610,13 @@ def test_methods_without_a_score_are_told(
 ) -> None:
     own = {"b": {"own_leaves": True}}
     run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, summary=own)
-    assert main([str(run)]) == 0
+    assert main([str(run), "--wide"]) == 0
     told = "No score of b: some leaves stay with the clients, whose own models --split holdout scor"
     assert told in capsys.readouterr().out
     report = run / "report"
     assert told in (report / "report.md").read_text().replace("\\", "")
-    assert "No score of b: some leaves" in (report / "table.tex").read_text()
+    for table in ("table.tex", "wide.tex"):
+        assert "No score of b: some leaves" in " ".join((report / table).read_text().split("\n% "))
     only = make("only", {"b": [[0.1, 0.1]]}, summary=own)
     assert main([str(only)]) == 2
     assert told in capsys.readouterr().err

@@ -118,7 +118,7 @@ def build(config: Config) -> Setup:
     fraction = config.scores.test_fraction
     dataset = population(loaded, split, natural=natural, test_fraction=fraction)
     task = attacking.scored(config.attack, dataset.task)
-    score = config.scores.score or task.score
+    score = task.score if config.scores.score is None else config.scores.score
     with flagging("score"):
         task = scoring(task, score)
     asked = experiment.partition, experiment.clients

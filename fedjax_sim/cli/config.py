@@ -45,7 +45,7 @@ class Experiment(Source):
     seeds: tuple[int, ...] = setting(
         (0, 1, 2, 3),
         "number of repetitions, with seeds 0 to N-1: partition, initial weights and shuffles; "
-        "the ± in tables is their standard deviation, divided by N",
+        "the ± in tables is the population standard deviation over them",
         shown="4",
         metavar="N",
         convert=lambda text: tuple(range(int(number(int, at_least=1, at_most=10_000)(text)))),

@@ -24,7 +24,7 @@ Policy = Literal["stop", "skip-client"]
 class Ending(Group):
     """When an algorithm is done before its last round."""
 
-    title: ClassVar[str] = "end of a run: of a method when all its seeds are done"
+    title: ClassVar[str] = "end of a run; a method ends when all its seeds do"
 
     target: float | None = setting(
         None,

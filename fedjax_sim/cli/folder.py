@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import numpy as np
@@ -98,6 +98,9 @@ class RunFolder:
         self._claim.check()
         try:
             draw(self.picture(name))
+            for kind in get_args(Format):  # a run may go on with another format
+                if kind != self._format:
+                    (self.path / f"{name}.{kind}").unlink(missing_ok=True)
         except Exception as error:
             why = getattr(error, "strerror", None) or told(error)
             warnings.warn(

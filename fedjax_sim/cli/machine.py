@@ -101,7 +101,7 @@ class Machine(Group):
     resume: str | None = setting(
         None,
         "continue the run in this folder from its newest checkpoints; its settings are read "
-        "from the folder, and only --rounds may be raised",
+        "from the folder: only --rounds may be raised, and flags of this section may differ",
         shown="start a new run",
         metavar="DIR",
         convert=folder_name,
@@ -139,7 +139,8 @@ class Machine(Group):
     pictures: Format = setting("png", "format of pictures; use pdf or svg for papers")
     compile_for: str | None = setting(
         None,
-        f"compile for devices that need not be there, say what the programs need, and end: {FORMS}",
+        "compile for devices that this machine need not have, print what the programs need, and "
+        f"exit: {FORMS}",
         shown="run on this machine", metavar="TARGET", place=True,
     )  # fmt: skip
     cache: bool = setting(True, "do not store compiled programs for later runs")

@@ -24,7 +24,7 @@ from fedjax_sim.cli.reporting.compare import (
 )
 from fedjax_sim.cli.reporting.formats import BOLD
 from fedjax_sim.cli.reporting.problems import told_score
-from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, Trial
+from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, Trial, no_score
 from fedjax_sim.cli.reporting.statistics import (
     LEVEL,
     OF_FOLDS,
@@ -59,6 +59,7 @@ class Wide:
         trials: by method and column; a method may lack a column.
         baseline: the method that the others are compared with.
         moment: of the scores.
+        unscored: methods that have no score.
     """
 
     title: str
@@ -68,6 +69,7 @@ class Wide:
     trials: Mapping[Entry, Trial]
     baseline: str
     moment: Moment
+    unscored: Sequence[str] = ()
 
     def over(self, row: str, column: str) -> Over | None:
         """Returns the scores of a method in a column over its runs; None if it has none."""
@@ -151,6 +153,8 @@ class Wide:
         }[self.moment]
         lines = [f"Score: {' or '.join(scores)}, {when}.", spread(trial.runs for trial in trials)]
         lines += [BOLD, *self._on_marks()]
+        if self.unscored:
+            lines.append(no_score(self.unscored))
         problems, methods = self.ranks.shape
         if problems:
             some = f"{counted(problems, 'column')} with all methods"
@@ -228,7 +232,8 @@ def wides(reading: Reading, setting: str, baseline: str | None = None) -> list[W
         parts.setdefault(", ".join(f"{k} = {_text(of.get(k))}" for k in others), []).append(trial)
     every = tuple(dict.fromkeys(columns.values()))
     wanted = reading.baseline if baseline is None else baseline
-    return [_wide(title, setting, every, of, columns, wanted) for title, of in parts.items()]
+    found = [_wide(title, setting, every, of, columns, wanted) for title, of in parts.items()]
+    return [dataclasses.replace(wide, unscored=reading.unscored) for wide in found]
 
 
 def _settings(reading: Reading) -> dict[str, dict[str, Any]]:
