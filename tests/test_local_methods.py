@@ -715,6 +715,14 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: on_bowls().change(corrections=(corrections.scaffold,)),
         "corrections must be a sequence of Correction, such as (scaffold(),), got (<class",
     ),
+    "a class of memories": (
+        lambda: on_bowls(memory=fs.terms.last_model),
+        "memory must be a Memory, got the class last_model: use last_model(...)",
+    ),
+    "a model beside": (
+        lambda: on_bowls(companion=3),
+        "companion must be a Companion, got 3",
+    ),
     "a transform alone": (
         lambda: on_bowls().change(transforms=lambda key, batch, client: batch),
         "transforms must be a sequence of functions, got <function",

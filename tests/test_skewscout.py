@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, play
+from conftest import Federation, play
 from oracle import Layers, layers_of, loss_and_gradient
 
 import fedjax_sim as fs
@@ -94,14 +94,17 @@ def test_like_the_paper(federation: Federation, models: dict[str, fs.Model]) -> 
     assert again
 
 
-@pytest.mark.slow
-def test_one_step_is_parallel_sgd(federation: Federation, models: dict[str, fs.Model]) -> None:
+def test_with_one_level_every_visit_has_one_step(models: dict[str, fs.Model]) -> None:
+    """τ has nowhere to go, whatever was lost."""
     model = models["logistic"]
-    ours = made(model, batch=8, fewest_steps=1, most_steps=1)
-    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=8, max_steps=1)
-    theirs = fs.fedavg(local, clients_per_round=COHORT)
-    a, b = (play(each, model, federation.data, 3) for each in (ours, theirs))
-    assert_trees(a.final, b.final, rtol=1e-6, atol=1e-7)
+    local: Any = made(model, fewest_steps=1, most_steps=1).parts.local
+    steps, shared = local.inner.steps, local.inner.shared
+    climbed = jax.jit(shared._climbed)
+    state = shared.init(model.init(jax.random.key(0)))._replace(measured=jnp.int32(TRAVEL))
+    for lost in (0.0, 2.0, 0.5):
+        state = climbed(state._replace(lost=jnp.float32(lost), measured=jnp.int32(TRAVEL)))
+        assert int(state.measured) == 0
+        assert int(steps.draw(jax.random.key(0), state)) == steps.most == 1
 
 
 def test_traffic_alone_asks_for_the_most_steps(

@@ -12,9 +12,11 @@ from fedjax_sim.base import (
     Accompanied,
     Aggregator,
     Array,
+    Companion,
     Correction,
     DrawnSteps,
     Gathered,
+    Memory,
     Need,
     PyTree,
     SetupTraffic,
@@ -168,6 +170,13 @@ class local_sgd(SGD):
             )
         if self.rate_by_round is not None and not callable(self.rate_by_round):
             raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
+        roles: dict[str, type] = {"memory": Memory, "shared": Shared, "companion": Companion}
+        for name, kind in roles.items():
+            if not isinstance(part := getattr(self, name), kind | None):
+                got = repr(part)
+                if isinstance(part, type):
+                    got = f"the class {part.__name__}: use {part.__name__}(...)"
+                raise ValueError(f"{name} must be a {kind.__name__}, got {got}")
         self._check_steps()
         object.__setattr__(self, "transforms", _transforms(self.transforms))
         object.__setattr__(self, "corrections", _corrections(self.corrections))
