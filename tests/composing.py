@@ -99,7 +99,7 @@ STARTS = {
 }
 BESIDE: dict[str, Mapping[str, Any]] = {
     "scaffnew": ALL, "server dynamic": DYNAMIC,
-    "reflected": {**DYNAMIC, "server": fs.server.participation},
+    "fedadmm": {**DYNAMIC, "server": fs.server.participation},
     "correction dynamic": {**EQUAL, "server": lambda: fs.server.dynamic(ALPHA)},
     "everyone": ALL, "with_replacement": EQUAL,
     "with_replacement, p": EQUAL,
@@ -155,13 +155,13 @@ SETTINGS: dict[str, Change] = {
 }
 WRAPPERS: dict[str, Change] = {
     "ditto": wrapping(fs.local.ditto, lambda: 0.1),
-    "reflected": wrapping(fs.local.reflected),
+    "fedadmm": wrapping(fs.local.fedadmm),
     "in_turn": lambda local: fs.local.in_turn(local, local.change(epochs=2)),
     "adaptive_start": STARTS["local"],
-    "agreed": wrapping(fs.local.agreed, net, lambda: LABELS),
-    "boosted": wrapping(lambda local: fs.local.boosted(local.change(epochs=2), loss())),
-    "budgeted": wrapping(fs.local.budgeted, risk, lambda: 0.1, lambda: 200.0),
-    "scouted": wrapping(fs.local.scouted, lambda: fs.reports.accuracy(net(), 8)),
+    "fedmd": wrapping(fs.local.fedmd, net, lambda: LABELS),
+    "loadaboost": wrapping(lambda local: fs.local.loadaboost(local.change(epochs=2), loss())),
+    "adaptive_steps": wrapping(fs.local.adaptive_steps, risk, lambda: 0.1, lambda: 200.0),
+    "skewscout": wrapping(fs.local.skewscout, lambda: fs.reports.accuracy(net(), 8)),
     "with_importance": wrapping(fs.local.with_importance, loss),
     "with_initial_loss": LOSSES["local"],
     "with_final_loss": FINAL["local"],

@@ -160,5 +160,7 @@ def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
             selection=fs.selection.uniform(sticky=True),
             weighting=fs.weighting.equal,
         )
-    with pytest.raises(ValueError, match="max_steps must be None, as budgeted sets it, got 3"):
+    with pytest.raises(
+        ValueError, match="max_steps must be None, as adaptive_steps sets it, got 3"
+    ):
         algorithm.parts.local.change(max_steps=3)

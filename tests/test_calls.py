@@ -200,6 +200,6 @@ def test_a_study_and_a_resumed_run_read_parts(tmp_path: Path) -> None:
     check_settings(tmp_path, begun, begun)
     with pytest.raises(ValueError, match=re.escape("--server is mix(1), and mix(0.5) in the run")):
         check_settings(tmp_path, begun, other)
-    with pytest.raises(ValueError, match=re.escape("--server is mix(1), and None in the run")):
+    with pytest.raises(ValueError, match=re.escape("--server is mix(1), and not given in the run")):
         check_settings(tmp_path, parse_command(COMMAND), other)
     assert "server" not in parse_command(COMMAND).record()

@@ -171,7 +171,7 @@ PARTS: dict[str, dict[str, Make]] = {
             memory=fs.terms.own_outputs(net(), LABELS),
         ),
         "ditto": lambda: fs.local.ditto(update(), 0.1),
-        "reflected": lambda: fs.local.reflected(update()),
+        "fedadmm": lambda: fs.local.fedadmm(update()),
         "in_turn": lambda: fs.local.in_turn(update(), update().change(optimizer_state="keep")),
         "adaptive_start": lambda: fs.personal.adaptive_start(
             update(), risk(), fs.leaves.head(net())
@@ -180,10 +180,10 @@ PARTS: dict[str, dict[str, Make]] = {
         "with_initial_loss": lambda: fs.local.with_initial_loss(update(), risk()),
         "with_final_loss": lambda: fs.local.with_final_loss(update(), risk()),
         "with_utility": lambda: fs.local.with_utility(update(), risk()),
-        "agreed": lambda: fs.local.agreed(update(), net(), LABELS),
-        "boosted": lambda: fs.local.boosted(update(), fs.reports.mean_loss(risk())),
-        "budgeted": lambda: fs.local.budgeted(update(), risk(), 0.1, 200.0),
-        "scouted": lambda: fs.local.scouted(update(), fs.reports.accuracy(net())),
+        "fedmd": lambda: fs.local.fedmd(update(), net(), LABELS),
+        "loadaboost": lambda: fs.local.loadaboost(update(), fs.reports.mean_loss(risk())),
+        "adaptive_steps": lambda: fs.local.adaptive_steps(update(), risk(), 0.1, 200.0),
+        "skewscout": lambda: fs.local.skewscout(update(), fs.reports.accuracy(net())),
     },
     "Correction": {
         "proximal": lambda: fs.corrections.proximal(0.1),
@@ -1228,7 +1228,7 @@ def feddyn(**parts: Any) -> dict[str, Any]:
 
 
 FEDADMM = {
-    "local": fs.local.reflected(corrected(fs.corrections.dynamic(0.1))),
+    "local": fs.local.fedadmm(corrected(fs.corrections.dynamic(0.1))),
     "server": fs.server.participation(),
 }
 IFCA = fs.broadcast.ifca(2, risk())
@@ -1451,7 +1451,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an ensemble of reflections": (
         FEDADMM | {"server": FEDDF, "weighting": fs.weighting.equal},
-        "needs clients that send the model that they trained, local is reflected(local_sgd(",
+        "needs clients that send the model that they trained, local is fedadmm(local_sgd(",
     ),
     "a step without a guard": (
         {"server": fs.server.extrapolated(), "aggregator": fs.aggregators.coordinate_median},

@@ -18,8 +18,8 @@ from fedjax_sim.base import ranges
 
 DECLARED = {
     "at least 1": """
-        adaptive_proximal.patience agreed.digest_batch_size astraea.mediator_epochs
-        banded_mechanism.bands bucketing.size budgeted.most buffered.size by_norm.iterations
+        adaptive_proximal.patience fedmd.digest_batch_size astraea.mediator_epochs
+        banded_mechanism.bands bucketing.size adaptive_steps.most buffered.size by_norm.iterations
         calibrated.samples ccvr.classes classification.classes consensus.samples delayed.rounds
         discrepancy.classes distilled.batch_size dp_fedavg.clients_per_round dynamic.slots
         fang_krum.evaluations fd.classes fedavg.clients_per_round fedmd.classes
@@ -27,13 +27,13 @@ DECLARED = {
         low_rank.rank mediators.clients_each moreau_envelope.inner_steps multi_krum.keep
         multi_label.labels next_token.vocabulary optimised.evaluations past_models.buffer
         peer_means.mix_samples per_fedavg.fine_tuning_steps power_of_choice.candidates
-        prototypes.classes radfed.redistribution_rounds regression.targets scouted.fewest
-        scouted.rounds simulated.first squared_gradient.batch_size
+        prototypes.classes radfed.redistribution_rounds regression.targets skewscout.fewest
+        skewscout.rounds simulated.first squared_gradient.batch_size
         stochastic_quantisation.levels suspicion.batch_size tiers.count traced.first
         uniform.active within_deadline.candidates""",
     "positive": """
         adaptive_mechanism.clients_per_round adaptive_mechanism.clip adaptive_proximal.step
-        agreed.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr
+        fedmd.digest_lr banded_mechanism.clip by_norm.expected calibrated.lr
         client_momentum.lr clip_norm.limit deep_q.lr distilled.lr dp_ftrl.server_lr dp_sgd.clip
         dynamic.alpha fedadam.server_lr fedadam.tau fedadmm.rho fedamp.alpha fedavgm.server_lr
         fedbabu.fine_tuning_epochs fedrep.head_epochs fine_tuned.fine_tuning_epochs
@@ -44,7 +44,7 @@ DECLARED = {
         teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """
         adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
-        agreed.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
+        fedmd.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
         discrepancy.a discrepancy.b distilled.steps ditto.lam empirical_risk.l2
         estimated_sharpness.rho extrapolated.eps fd.distill_weight fedadam.v0 fedamp.lam fedprox.mu
         feddisco.disco_a feddisco.disco_b fedasync.max_staleness guided.penalty

@@ -91,7 +91,7 @@ def test_minibatches_are_in_an_order_of_chance(
     """Of five samples in batches of two, the last one alone: each once in an epoch."""
     model, key = models["logistic"], jax.random.key(3)
     still = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.0))
-    local = fs.local.agreed(
+    local = fs.local.fedmd(
         still, model, 3, samples=9, digest_epochs=EPOCHS, digest_lr=DIGEST, digest_batch_size=2
     )
     variables, data = model.init(jax.random.key(1)), jax.device_put(rooted)
@@ -148,7 +148,7 @@ def test_if_nobody_comes_what_was_said_stays(models: dict[str, fs.Model]) -> Non
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "logits without noise": (
         lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs no state shared through the server besides the model, local is agreed(",
+        "needs no state shared through the server besides the model, local is fedmd(",
     ),
 }
 

@@ -79,7 +79,7 @@ def variates_sum_to_zero(parts: Any, state: Any) -> tuple[Any, Any]:
 
 INVARIANTS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
     "correction dynamic": h_is_the_mean,
-    "local reflected": w_is_the_mean_of_augmented_models,
+    "local fedadmm": w_is_the_mean_of_augmented_models,
     "correction scaffold": c_is_the_mean,
     "correction scaffnew": variates_sum_to_zero,
 }
@@ -99,7 +99,7 @@ def test_the_server_follows_what_clients_keep(name: str) -> None:
     ``EVERY_PAIR=1 pytest -m slow tests/test_followed.py`` takes all parts.
     """
     one, turn = part_named(name), [*INVARIANTS].index(name)
-    taken = {one.role, "server"} if name == "local reflected" else {one.role}
+    taken = {one.role, "server"} if name == "local fedadmm" else {one.role}
     others = PART_LIST if "EVERY_PAIR" in os.environ else PART_LIST[turn :: len(INVARIANTS)]
     for other in [part for part in others if part.role not in taken]:
         made = refusal(one, other)

@@ -281,7 +281,7 @@ def test_what_can_stop_between_its_steps(models: dict[str, fs.Model]) -> None:
     objective = fs.empirical_risk(models["logistic"])
     assert isinstance(local.train, TrainInSteps)
     assert isinstance(fs.local.with_initial_loss(local, objective).train, TrainInSteps)
-    assert not isinstance(fs.local.reflected(local).train, TrainInSteps)
+    assert not isinstance(fs.local.fedadmm(local).train, TrainInSteps)
     assert not isinstance(personal.ditto(local, 0.1).train, TrainInSteps)
 
 

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             buffer_size=2,
             clock=fs.clock.simulated(1),
         ),
-        "needs local updates whose number of steps is known in advance, local is boosted(",
+        "needs local updates whose number of steps is known in advance, local is loadaboost(",
     ),
     "a server that would keep the median": (
         lambda model: fs.server.train_on_root(boosted(model, 4).parts.local).init(

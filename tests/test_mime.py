@@ -120,7 +120,7 @@ def test_without_a_cohort_the_momentum_stays(models: dict[str, fs.Model]) -> Non
 
 WRAPPERS: dict[str, Callable[[LocalUpdate, fs.Model], LocalUpdate]] = {
     "ditto": lambda local, model: fs.local.ditto(local, 0.1),
-    "reflected": lambda local, model: fs.local.reflected(local),
+    "fedadmm": lambda local, model: fs.local.fedadmm(local),
     "adaptive_start": lambda local, model: fs.local.adaptive_start(
         local, fs.empirical_risk(model), fs.leaves.head(model)
     ),

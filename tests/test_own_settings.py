@@ -282,7 +282,9 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         "epochs must be one number if steps are drawn, got (1, 2)",
     ),
     "halves": (
-        lambda: fs.local.boosted(update(epochs=[1, 2]), fs.reports.mean_loss(update().objective)),  # type: ignore[attr-defined]
+        lambda: fs.local.loadaboost(
+            update(epochs=[1, 2]), fs.reports.mean_loss(fs.empirical_risk(MODEL))
+        ),
         "epochs of local must be a whole number to be halved, got (1, 2)",
     ),
     "FedNova": (

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import LocalUpdate, Model, Objective
-from fedjax_sim.client.control import boosted, budgeted
+from fedjax_sim.client import control, skew
 from fedjax_sim.client.reports import accuracy, mean_loss
-from fedjax_sim.client.skew import scouted
 from fedjax_sim.round import Algorithm, compose
 
 __all__ = ["adaptive_steps", "loadaboost", "skewscout"]
@@ -33,10 +32,11 @@ def adaptive_steps(
 
     More local steps save aggregations, which cost b each; fewer keep the clients' models close. h
     bounds how far they drift apart and grows with the divergence of their gradients; see
-    :class:`fedjax_sim.local.budgeted`. In the paper, all clients participate, costs are measured in
-    every round, the scarcest of several resources counts, and the result is the model with the
-    least loss. Here, one resource has given costs, and the result is the last model. Once the
-    budget is spent, clients stop training, although models are still exchanged until the run ends.
+    :class:`fedjax_sim.local.adaptive_steps`. In the paper, all clients participate, costs are
+    measured in every round, the scarcest of several resources counts, and the result is the model
+    with the least loss. Here, one resource has given costs, and the result is the last model. Once
+    the budget is spent, clients stop training, although models are still exchanged until the run
+    ends.
 
     Args:
         local: the local update; its epochs are overridden.
@@ -70,7 +70,9 @@ def adaptive_steps(
         True
     """
     return compose(
-        budgeted(local, objective, lr, resource_budget, step_cost, round_cost, phi, most_steps),
+        control.adaptive_steps(
+            local, objective, lr, resource_budget, step_cost, round_cost, phi, most_steps
+        ),
         clients_per_round,
     )
 
@@ -94,7 +96,7 @@ def skewscout(
               \lambda_C \frac{C(\tau)}{CM}, \qquad \frac{C(\tau)}{CM} = \frac{1}{\tau}
 
     Clients' models travel to the next cohort, which measures AL, the accuracy that they lose on its
-    data. Hill climbing doubles or halves τ; see :class:`fedjax_sim.local.scouted`. As in all
+    data. Hill climbing doubles or halves τ; see :class:`fedjax_sim.local.skewscout`. As in all
     methods, a round counts as one however many steps it has: compare by steps, or by simulated
     seconds.
 
@@ -125,7 +127,7 @@ def skewscout(
         True
     """
     return compose(
-        scouted(
+        skew.skewscout(
             local,
             accuracy(model, local.batch_size),
             fewest=fewest_steps,
@@ -151,8 +153,8 @@ def loadaboost(
     .. math:: E_k \in [E/2,\, 3E/2], \qquad
               F_k(w_k) \le \operatorname{med}_{j \in U_{t-1}} F_j(w_j) \text{ or } E_k = 3E/2
 
-    See :class:`fedjax_sim.local.boosted`. With one epoch it is FedAvg. The paper adds samples that
-    all clients share, a hundredth of the total: ``--share-beta 0.01``.
+    See :class:`fedjax_sim.local.loadaboost`. With one epoch it is FedAvg. The paper adds samples
+    that all clients share, a hundredth of the total: ``--share-beta 0.01``.
 
     Args:
         local: the local update, with a whole number of epochs E.
@@ -177,4 +179,6 @@ def loadaboost(
         >>> problem.accuracy(algorithm, rounds=3) > 0.8
         True
     """
-    return compose(boosted(local, mean_loss(objective, local.batch_size)), clients_per_round)
+    return compose(
+        control.loadaboost(local, mean_loss(objective, local.batch_size)), clients_per_round
+    )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fedjax_sim import server
 from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import Fraction, LocalUpdate, NonNegative, Positive, plain_sgd
-from fedjax_sim.client import corrections
+from fedjax_sim.client import corrections, turns
 from fedjax_sim.client.skipping import geometric
-from fedjax_sim.client.turns import reflected
 from fedjax_sim.plan import selection
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import preaggregation, weighting
@@ -266,7 +265,7 @@ def fedadmm(
     """
     moves = server.participation() if server_lr is None else server_sgd(server_lr)
     return compose(
-        reflected(local.change(corrections=(corrections.dynamic(rho),))),
+        turns.fedadmm(local.change(corrections=(corrections.dynamic(rho),))),
         clients_per_round,
         weighting=weighting.equal,
         server=moves,

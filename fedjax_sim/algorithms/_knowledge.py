@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fedjax_sim.algorithms._method import method
 from fedjax_sim.base import Count, LocalUpdate, Model, NonNegative, Objective
-from fedjax_sim.client import terms
-from fedjax_sim.client.agreement import agreed
+from fedjax_sim.client import agreement, terms
 from fedjax_sim.plan import exchange
 from fedjax_sim.round import Algorithm, compose
 
@@ -144,7 +143,7 @@ def fedmd(
               w_k \leftarrow \mathrm{train}\Bigl(\mathrm{Adam}\bigl(w_k,
               \tfrac{1}{M} \lVert f(w, x_i) - \bar f(x_i) \rVert_1,\, D_0\bigr),\, D_k\Bigr)
 
-    See :class:`fedjax_sim.local.agreed`. All clients have the same architecture here, different
+    See :class:`fedjax_sim.local.fedmd`. All clients have the same architecture here, different
     ones in the paper. The paper's clients first train on the labelled public samples; for this,
     pass the weights of such a run to ``--initial``. The public samples are the same in every round,
     whereas the authors' code draws 5,000 from a larger set each time. The server model keeps its
@@ -181,7 +180,7 @@ def fedmd(
         nothing()
     """
     return compose(
-        agreed(
+        agreement.fedmd(
             local,
             model,
             classes,

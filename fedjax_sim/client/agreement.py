@@ -100,7 +100,7 @@ class consensus(Shared):
         )
 
 
-class agreed(Wrapper):
+class fedmd(Wrapper):
     r"""A local update that first fits the last cohort's mean logits on public samples.
 
     .. math:: w_k \leftarrow \mathrm{Adam}\Bigl(w_k,\; \frac{1}{|b| M} \sum_{i \in b}

@@ -100,7 +100,7 @@ class _PlannedSteps(DrawnSteps):
         return shared.steps
 
 
-class budgeted(Wrapper):
+class adaptive_steps(Wrapper):
     r"""A local update whose τ steps, the same for all clients, minimise a bound on the final loss.
 
     .. math:: \tau^* = \arg\min_{1 \le \tau \le \min(10 \tau_{last}, \tau_{max})}
@@ -171,9 +171,9 @@ class budgeted(Wrapper):
 
 
 class _StepControl(Shared):
-    """The measurements and the decision of :class:`budgeted`."""
+    """The measurements and the decision of :class:`adaptive_steps`."""
 
-    settings: budgeted
+    settings: adaptive_steps
 
     def init(self, variables: Variables) -> Plan:
         return Plan(jnp.int32(1), jnp.asarray(self.settings.budget, jnp.float32))
@@ -284,7 +284,7 @@ class _BelowMedian(Part):
         return asked & (self.loss(variables, context.client) <= context.shared)
 
 
-class boosted(Wrapper):
+class loadaboost(Wrapper):
     r"""A local update that trains on while its loss is above the median of the last cohort's.
 
     .. math:: E_0 = \lceil E / 2 \rceil, \qquad E_r = \min\bigl(E_{r-1} + E_0 - r + 1,\;
@@ -309,7 +309,7 @@ class boosted(Wrapper):
         >>> import fedjax_sim as fs, optax
         >>> problem = fs.toy()
         >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1), epochs=10)
-        >>> boosted(local, fs.reports.mean_loss(problem.objective)).epochs
+        >>> loadaboost(local, fs.reports.mean_loss(problem.objective)).epochs
         15
     """
 

@@ -244,7 +244,7 @@ class dynamic(Correction):
               h_k \leftarrow h_k - \alpha (w_k - w_{recv})
 
     h_k starts at 0, is as large as the parameters, and stays with its client. The server's half is
-    :class:`fedjax_sim.server.dynamic` with the same α; with :class:`fedjax_sim.local.reflected` in
+    :class:`fedjax_sim.server.dynamic` with the same α; with :class:`fedjax_sim.local.fedadmm` in
     its place the method is FedADMM.
 
     Args:

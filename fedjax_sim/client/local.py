@@ -27,8 +27,8 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.client import own_settings
-from fedjax_sim.client.agreement import agreed
-from fedjax_sim.client.control import boosted, budgeted
+from fedjax_sim.client.agreement import fedmd
+from fedjax_sim.client.control import adaptive_steps, loadaboost
 from fedjax_sim.client.descent import Common, Kept, survey_of
 from fedjax_sim.client.private import check_private
 from fedjax_sim.client.reports import (
@@ -38,9 +38,9 @@ from fedjax_sim.client.reports import (
     with_utility,
 )
 from fedjax_sim.client.sgd import SGD
-from fedjax_sim.client.skew import scouted
+from fedjax_sim.client.skew import skewscout
 from fedjax_sim.client.skipping import geometric
-from fedjax_sim.client.turns import in_turn, reflected
+from fedjax_sim.client.turns import fedadmm, in_turn
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.optimizers import EXTRA_ARGUMENTS, check_optimizer
 from fedjax_sim.engine.reach import response, stateless
@@ -50,16 +50,16 @@ from fedjax_sim.privacy._clipped import check_model
 
 __all__ = [
     "adaptive_start",
-    "agreed",
-    "boosted",
-    "budgeted",
+    "adaptive_steps",
     "ditto",
     "dp_sgd",
+    "fedadmm",
+    "fedmd",
     "geometric",
     "in_turn",
+    "loadaboost",
     "local_sgd",
-    "reflected",
-    "scouted",
+    "skewscout",
     "with_final_loss",
     "with_importance",
     "with_initial_loss",
@@ -100,7 +100,7 @@ class local_sgd(SGD):
             :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, where h
             includes the corrections. It costs a pass over the samples before every epoch. None:
             clients run all epochs.
-        until: ends a visit before its last epoch, given the model so far, see :class:`boosted`.
+        until: ends a visit before its last epoch, given the model so far, see :class:`loadaboost`.
             None: clients run all epochs.
         memory: the client's state from visit to visit, for its objective.
         companion: a personal model that the client also trains, on the same minibatches; its

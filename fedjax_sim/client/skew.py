@@ -79,7 +79,7 @@ class Accuracies(NamedTuple):
     away: Array
 
 
-class scouted(Wrapper):
+class skewscout(Wrapper):
     r"""A local update whose τ steps, the same for all clients, follow label skew (SkewScout).
 
     .. math:: \min_\tau\; \lambda_{AL} \max(0, AL(\tau) - \sigma_{AL})
@@ -155,9 +155,9 @@ class _LevelSteps(DrawnSteps):
 
 
 class _TravellingModel(Shared):
-    """The model that is evaluated at other clients, and the decision of :class:`scouted`."""
+    """The model that is evaluated at other clients, and the decision of :class:`skewscout`."""
 
-    settings: scouted
+    settings: skewscout
 
     needs = (NO_FLIGHT, ONE_MODEL, AS_IT_IS, ONLY_WEIGHED)
 

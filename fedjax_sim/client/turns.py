@@ -201,7 +201,7 @@ def _combine(infos: list[LocalInfo]) -> LocalInfo:
 
 
 class Reflected(NamedTuple):
-    """A client's state of :class:`reflected`.
+    """A client's state of :class:`fedadmm`.
 
     Attributes:
         last: its weights at the end of its last visit; before the first, the initial weights.
@@ -212,7 +212,7 @@ class Reflected(NamedTuple):
     inner: PyTree
 
 
-class reflected(Wrapper):
+class fedadmm(Wrapper):
     r"""A local update that sends the reflection of its new model's weights by its last ones.
 
     .. math:: w_k \mapsto 2 w_k - w_k^{last}

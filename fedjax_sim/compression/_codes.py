@@ -230,8 +230,7 @@ class clustered(Compressor):
     Raises:
         ValueError: if levels is out of range.
 
-    Source: Malekijoo et al. 2021 <https://arxiv.org/abs/2102.01593> (FedZip); Lloyd 1982
-    <https://doi.org/10.1109/TIT.1982.1056489>.
+    Source: Malekijoo et al. 2021 <https://arxiv.org/abs/2102.01593> (FedZip).
 
     >>> x = jnp.array([1.0, -4.0, 0.5, 2.0])
     >>> clustered(top_k(0.75), 3).compress(jax.random.key(0), x).tolist()

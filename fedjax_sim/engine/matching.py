@@ -44,7 +44,7 @@ def dual_server(alpha: float | Array) -> Need:
         "server",
         "the same alpha",
         lambda parts: parts.local.reflects or _same(parts.server.dual, alpha),
-        f"server=dynamic({alpha}), or local.reflected around the local update",
+        f"server=dynamic({alpha}), or local.fedadmm around the local update",
     )
 
 

@@ -173,7 +173,7 @@ FROM_RECEIVED = Need(
     "local",
     "clients that train from the model that they received",
     lambda parts: not parts.local.moves_start,
-    "local_sgd without the wrappers adaptive_start, agreed and in_turn",
+    "local_sgd without the wrappers adaptive_start, fedmd and in_turn",
 )
 UNCHANGED = Need(
     "preaggregation",
@@ -203,7 +203,7 @@ NOT_REFLECTED = Need(
     "local",
     "clients that send the model that they trained",
     lambda parts: not parts.local.reflects,
-    "a local update without local.reflected",
+    "a local update without local.fedadmm",
 )
 ONLY_WEIGHED = Need(
     "preaggregation",
