@@ -135,9 +135,31 @@ sys.exit({command}.main(sys.argv[1:]))
 """A program that is a bare command, see below."""
 
 
+def _made_once(make: Callable[..., fs.Model]) -> Callable[..., fs.Model]:
+    """A function that gives the same network for the same arguments."""
+    made: dict[Any, fs.Model] = {}
+
+    def once(*args: Any) -> fs.Model:
+        key = tuple(a.tobytes() if isinstance(a, np.ndarray) else a for a in args)
+        if key not in made:
+            made[key] = make(*args)
+        return made[key]
+
+    return once
+
+
+ONE_NETWORK = {
+    "model_of": _made_once(fs.models.factories.model_of),
+    "with_scaling": _made_once(fs.models.with_scaling),
+}
+"""As commands make networks, but one for all runs: its draw and scores are compiled once."""
+
+
 @contextlib.contextmanager
 def _bare() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        for name, once in ONE_NETWORK.items():
+            patch.setattr(f"fedjax_sim.cli.build.{name}", once)
         patch.setattr("fedjax_sim.cli.running.draw_clients", lambda *args: None)
         patch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
         patch.setattr("fedjax_sim.run.programs.Programs.check", lambda self: None)
@@ -146,7 +168,7 @@ def _bare() -> Iterator[None]:
 
 @pytest.fixture
 def bare_command() -> Iterator[None]:
-    """Commands draw no pictures and do not check first whether a method fits, as others test."""
+    """Commands draw no pictures, do not check first whether a method fits and share networks."""
     with _bare():
         yield
 

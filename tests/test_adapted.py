@@ -261,6 +261,7 @@ def test_what_cannot_adapt_is_refused(flags: str, domain_flags: list[str]) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_a_run_whose_test_clients_adapt(
     domain_flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,11 +134,11 @@ def test_an_attack_comes_before_what_a_method_sends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_a_run_is_that_of_the_composition_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     argv = [*ARGV, "--algo", "robust", "--attack", "sign_flip(2)", "--attackers", str(SHARE)]
     assert bench.main([*argv, "--out", "run", "--no-cache"]) == 0
     assert "\nattack: sign_flip(2) by 4 of 8 clients" in capsys.readouterr().out

@@ -65,6 +65,7 @@ def test_one_device_that_nobody_chose_is_told_of() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_loading_a_run_does_not_tell_of_one_device(tmp_path: Path) -> None:
     """It trains nothing; what trains later is told of."""
     flags = "--algo fedavg --compare none --rounds 1 --seeds 1 --partition iid --model logistic"

@@ -716,6 +716,7 @@ test_errors = rejects(ERRORS)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_two_phase_fedaug_by_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

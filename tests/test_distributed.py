@@ -233,6 +233,7 @@ def test_command_writes_the_records_of_one_process_and_only_once(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_a_run_of_one_process_goes_on_in_several_and_the_other_way_round(
     start: Start, address: str, tmp_path: Path
 ) -> None:

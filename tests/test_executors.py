@@ -25,6 +25,7 @@ grid = {{emd = [{emds}]}}
 methods = ["fedavg(lr=0.1)", "fedavg(lr=0.01)"]
 """
 LIMIT = 240.0
+pytestmark = pytest.mark.usefixtures("bare_commands")
 
 
 class Fragile(Executor):
@@ -106,9 +107,9 @@ def test_a_shard_is_every_nth_cell() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A study of six cells that has run in one process; the file lies beside its folder."""
+    """A study of four cells that has run in one process; the file lies beside its folder."""
     folder = tmp_path_factory.mktemp("whole")
-    emds = ", ".join(f"{0.1 * i:.1f}" for i in range(1, 7))
+    emds = ", ".join(f"{0.1 * i:.1f}" for i in range(1, 5))
     (folder / "s.toml").write_text(STUDY.format(rounds=60, emds=emds))
     assert study.main([str(folder / "s.toml"), "--devices", "1", "--out", str(folder / "out")]) == 0
     return folder / "out"

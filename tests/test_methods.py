@@ -541,20 +541,13 @@ def test_method_is_lowered_for_accelerators(name: str) -> None:
 
 
 LIKE_FEDAVG = (
-    "parallel_sgd",
-    "fedntd",
-    "fedlc",
-    "fedrs",
-    "fedsam",
-    "fedmix",
-    "per_fedavg",
-    "feddisco",
-    "fine_tuned",
-)
+    "parallel_sgd", "fedprox", "fedntd", "fedlc", "fedrs", "fedsam", "fedmix", "per_fedavg",
+    "pfedme", "dp_sgd", "feddisco", "fine_tuned",
+)  # fmt: skip
 """Methods that differ from FedAvg in what a client minimises or starts with, or in the end."""
 LIKE_OTHERS = (
-    "fedavgm", "fedadagrad", "fedyogi", "fedavg_qsgd", "fedavg_sketched", "lg_fedavg", "fedbn",
-    "radfedm", "radfedp", "afl", "fedrolex", "fjord", "mimelite",
+    "fedavgm", "fedadagrad", "fedyogi", "fedavg_qsgd", "fedavg_sketched", "lg_fedavg", "fedrep",
+    "fedbn", "radfedm", "radfedp", "radfeda", "afl", "fedrolex", "fjord", "mimelite",
 )  # fmt: skip
 """Methods whose parts are those of another one in other settings, or two parts of two others."""
 WITH_ABSENT = METHODS.keys() - {*ALL_COME, *UNTIMED, *LIKE_FEDAVG, *LIKE_OTHERS}

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from test_data import few_decoded
 
 import fedjax_sim as fs
 from fedjax_sim import bench, data
@@ -252,7 +253,12 @@ def test_every_data_set_is_ready_by_its_name_alone(
     if name in NOT_HERE:
         pytest.skip("the data folder of the tests does not have it")
     load = Source.load
-    monkeypatch.setattr(Source, "load", lambda self: cut(load(self)))
+
+    def few(source: Source) -> Dataset:
+        with few_decoded("train", "test"):
+            return cut(load(source))
+
+    monkeypatch.setattr(Source, "load", few)
     for classes, kinds in (("two", 2), ("three", 3)):
         rows = [f"{i % 7},{(i * i) % 11},{i % kinds},{i % 5}" for i in range(60)]
         Path(f"{classes}.csv").write_text("\n".join(["a,b,kind,owner", *rows]))

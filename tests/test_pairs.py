@@ -35,8 +35,11 @@ PAIRS = [
 ]
 OTHER_TEXT = [("tiny_shakespeare", "lstm"), ("shakespeare_tokens", "transformer")]
 """Data whose network has another vocabulary and is else the one above."""
-TRACED = {"mlp", "fashion_cnn", "two_conv", "logistic", "linear"}
-"""Networks that other tests train, or whose layers are those of mnist_cnn and cifar_cnn."""
+TRACED = {"mlp", "fashion_cnn", "two_conv", "logistic", "linear", "resnet20", "mobilenet_v2"}
+"""Networks that other tests train, or whose layers are those of mnist_cnn and cifar_cnn.
+
+tests/test_models.py trains a ResNet of fewer blocks and the layers of MobileNet that are trained.
+"""
 SAMPLES = 12
 
 

@@ -69,7 +69,7 @@ def test_a_row_says_where_it_is_named_and_what_is_here(name: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands run, with the files that they name."""
     made = tmp_path_factory.mktemp("papers")
-    weights = load_model("mlp", fs.load_dataset("digits")).init(jax.random.key(0))
+    weights = load_model("logistic", fs.load_dataset("digits")).init(jax.random.key(0))
     fs.save_weights(made / "pretrained.npz", weights)
     return made
 
@@ -84,7 +84,7 @@ def test_every_command_runs(
     monkeypatch.chdir(folder)
     load = Source.load
     given, out = shlex.split(command), folder / str(COMMANDS.index(command))
-    few = ["--clients", "20"]
+    few = ["--clients", "20", "--model", "logistic"]
     if "--dataset" in given:
         request.getfixturevalue("data_dir")
         few = ["--clients-per-round", "2"]

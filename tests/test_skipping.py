@@ -146,6 +146,7 @@ def fragile(shape: tuple[int, ...], classes: int) -> fs.Model:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_the_command_skips_counts_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -375,6 +375,7 @@ def test_the_only_client_of_a_fold_has_the_score_of_its_samples() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_command_by_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     summary, records, config = finished(tmp_path / "run", ["--split", "clients", "--folds", "3"])
     assert (config["split"], config["folds"], config["score"]) == ("clients", 3, "accuracy")
@@ -400,6 +401,7 @@ def test_command_by_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_command_by_holdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     extra = ["--split", "holdout", "--test-fraction", "0.3", "--score", "f1"]
     summary, records, config = finished(tmp_path / "run", extra)
@@ -423,6 +425,7 @@ def test_command_scores_tables_by_what_their_papers_report() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_command_on_natural_clients_of_a_table(tmp_path: Path, data_dir: str) -> None:
     """The eICU demo: hospitals, AUC; a hospital whose patients all survive has none."""
     argv = ["--dataset", "eicu_demo", "--data-dir", data_dir, "--partition", "natural",

@@ -273,11 +273,11 @@ def test_strong_weight_decay_is_no_other_optimiser() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_more_rounds_are_no_other_schedule(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resumed run may be longer, unless its rates are those of its length."""
-    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     out, other = tmp_path / "run", tmp_path / "other"
     argv = [*BASE, "--algo", "fedavg", "--clients-per-round", "2"]
     argv += ["--lr-schedule", "exponential(0.5)"]

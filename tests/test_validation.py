@@ -253,6 +253,7 @@ def test_who_cannot_be_a_test_client(flags: str, table_of_domains: list[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_a_run_on_named_test_clients(table_of_domains: list[str], tmp_path: Path) -> None:
     out = str(tmp_path / "run")
     argv = ["--algo", "fedavg(lr=0.1|0.01)", "--test-clients", "photo,art", "--validation", "0.25"]
@@ -520,6 +521,7 @@ def test_the_report_tunes_a_method_by_its_own_models(ran: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_patience_waits_for_validation_samples(tmp_path: Path) -> None:
     """Of own models where the server's is not trained."""
     argv = [*BASE, "--algo", "fedper", "--compare", "none", "--validation", "0.25"]
@@ -532,6 +534,7 @@ def test_patience_waits_for_validation_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_official_samples_validate_as_one_set(tmp_path: Path) -> None:
     argv = [*BASE, "--algo", "fedavg(lr=0.001|0.1)", "--compare", "none", "--validation", "0.1"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0

@@ -401,10 +401,10 @@ def ours(name: str, settings: Any, folder: Path) -> Sink:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bare_command")
 def test_a_sink_of_ones_own_that_fails_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
     flags = "--clients 6 --seeds 2 --model logistic --rounds 2 --algo fedsgd --compare fedavg"
     flags = flags.replace("fedsgd", "fedprox") + " --devices 1 --sink test_watching:ours"
     assert bench.main([*flags.split(), "--out", str(tmp_path / "run")]) == 0

@@ -57,8 +57,8 @@ def test_every_option_of_every_method_is_read(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_text_is_the_same_run_as_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedjax_sim.cli.folder.draw_curves", lambda *args: None)
+@pytest.mark.usefixtures("bare_command")
+def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
     found: list[list[Any]] = []
     flags = ["--mu", "0.5", "--lr", "0.05", "--epochs", "1", "--batch-size", "8"]
     text = "fedprox(mu=0.5, lr=0.05, epochs=1, batch_size=8)"
