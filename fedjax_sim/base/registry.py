@@ -220,7 +220,7 @@ class Registry(Mapping[str, T]):
             for part in attribute.split("."):
                 value = getattr(value, part)
         except Exception as error:  # a module may raise anything
-            raise ValueError(f"{text}: {told(error)}") from error
+            raise ValueError(f"{text}: {error_text(error)}") from error
         self._check(text, value)
         if not self._is_declared(value):
             raise ValueError(
@@ -260,7 +260,7 @@ class Registry(Mapping[str, T]):
                 self._add(name, entry.load())
             except Exception as error:  # as above
                 raise ValueError(
-                    f"the plugin {name} = {entry.value!r} of {self.group}: {told(error)}"
+                    f"the plugin {name} = {entry.value!r} of {self.group}: {error_text(error)}"
                 ) from error
         return self._values[name]
 
@@ -298,11 +298,11 @@ class UntrustedError(ValueError):
     """A name in a file that would run code which the caller does not trust."""
 
 
-def told(error: Exception) -> str:
-    """An exception of a user's code in words, with the last line of that code that it came from.
+def error_text(error: Exception) -> str:
+    """Returns a user's exception in words, with the line of the user's code that raised it.
 
-    >>> told(ZeroDivisionError("division by zero")), told(ValueError("x must be positive, got 0"))
-    ('ZeroDivisionError: division by zero', 'x must be positive, got 0')
+    >>> error_text(ZeroDivisionError("division by zero")), error_text(ValueError("x must be 1"))
+    ('ZeroDivisionError: division by zero', 'x must be 1')
     """
     others = [_HERE, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))]
     frames = [

@@ -145,7 +145,7 @@ def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
         return algorithm.replace(**parts)
 
 
-def told(weights: Weights, model: Model) -> str:
+def describe(weights: Weights, model: Model) -> str:
     """Returns the line about the adapters; "" for none."""
     if weights.lora is None:
         return ""

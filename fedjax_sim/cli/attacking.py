@@ -199,7 +199,7 @@ def recorded(attack: Attack, clients: int) -> dict[str, Any]:
     return {"attack": attack.attack, "attackers": int(malicious.sum())}
 
 
-def told(attack: Attack, clients: int) -> str:
+def describe(attack: Attack, clients: int) -> str:
     """Returns the line about the attack; "" for none."""
     found = recorded(attack, clients)
     if not found:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import LocalUpdate, MissingRootError, Model, Task, calls
-from fedjax_sim.base.registry import told
+from fedjax_sim.base.registry import error_text
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
@@ -211,7 +211,7 @@ def build(config: Config) -> Setup:
         score=score,
         class_names=dataset.strata_names,
         about=summary(loaded)._replace(
-            clients=dealing.told(deal, loaded, partitions[0]) + labels, scored=problem.scored
+            clients=dealing.describe(deal, loaded, partitions[0]) + labels, scored=problem.scored
         ),
         model=model,
         model_name=name,
@@ -271,7 +271,7 @@ def make_algorithm(
     except Exception as error:  # a user's function may raise anything
         if not foreign:
             raise
-        raise ValueError(f"{named}: {told(error)}") from error
+        raise ValueError(f"{named}: {error_text(error)}") from error
     return made
 
 
@@ -320,11 +320,13 @@ def load_model(
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
     except Exception as error:  # a user's factory may raise anything
         if MODELS.is_foreign(key):
-            raise ValueError(f"--model {name}: factory(shape, classes): {told(error)}") from error
+            raise ValueError(
+                f"--model {name}: factory(shape, classes): {error_text(error)}"
+            ) from error
         known = isinstance(error, _MISTAKES)
         if not (known or call.args or call.named):
             raise
-        raise ValueError(f"--model {name}: {error if known else told(error)}") from error
+        raise ValueError(f"--model {name}: {error if known else error_text(error)}") from error
     given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedjax_sim.base.files import remove_written
-from fedjax_sim.base.registry import told
+from fedjax_sim.base.registry import error_text
 from fedjax_sim.cli.flags import number
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.stopping import STOPPING, listen
@@ -56,7 +56,7 @@ class Source(Group):
     def load(self) -> Dataset:
         """Loads the data set."""
         key, load = parse_dataset(self.dataset)
-        with told_of(f"--dataset {self.dataset}", DATASETS.is_foreign(key)):
+        with naming_errors(f"--dataset {self.dataset}", DATASETS.is_foreign(key)):
             return load(self.data_dir)
 
 
@@ -82,7 +82,7 @@ BY_EMD = (
 
 
 @contextmanager
-def told_of(given: str, foreign: bool) -> Iterator[None]:
+def naming_errors(given: str, foreign: bool) -> Iterator[None]:
     """Turns what a user's code raises into a ValueError of one line that begins with ``given``.
 
     Exceptions of ours stay as they are.
@@ -92,7 +92,7 @@ def told_of(given: str, foreign: bool) -> Iterator[None]:
     except Exception as error:
         if not foreign:
             raise
-        raise ValueError(f"{given}: {told(error)}") from error
+        raise ValueError(f"{given}: {error_text(error)}") from error
 
 
 def default_folder(dataset: str, what: str) -> Path:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli.commands import plain, told_of
+from fedjax_sim.cli.commands import naming_errors, plain
 from fedjax_sim.cli.config import Experiment
 from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.scoring import Split
@@ -128,7 +128,7 @@ def deal_seeds(
     name, sample = parse_sampler(text)
     foreign, partitions = SAMPLERS.is_foreign(name), []
     for seed in seeds:
-        with told_of(origin, foreign):
+        with naming_errors(origin, foreign):
             try:
                 partition = sample(
                     dataset.train_y,
@@ -148,7 +148,7 @@ def deal_seeds(
     return partitions
 
 
-def told(deal: Deal, dataset: Dataset, partition: Partition) -> str:
+def describe(deal: Deal, dataset: Dataset, partition: Partition) -> str:
     """Describes who trains, for the summary of the data."""
     clients, natural = len(partition.sizes), takes_owners(deal.text, dataset)
     line = f"{clients} {'natural ones' if natural else f'by {deal.text}'}"

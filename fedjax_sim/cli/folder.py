@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Task
 from fedjax_sim.base.files import append, write_text
-from fedjax_sim.base.registry import told
+from fedjax_sim.base.registry import error_text
 from fedjax_sim.cli.claims import claim_begun, claim_new
 from fedjax_sim.cli.commands import PictureWarning
 from fedjax_sim.cli.curves import draw_curves
@@ -102,7 +102,7 @@ class RunFolder:
                 if kind != self._format:
                     (self.path / f"{name}.{kind}").unlink(missing_ok=True)
         except Exception as error:
-            why = getattr(error, "strerror", None) or told(error)
+            why = getattr(error, "strerror", None) or error_text(error)
             warnings.warn(
                 f"{self.picture(name)} was not drawn: {why}; the run goes on",
                 PictureWarning,

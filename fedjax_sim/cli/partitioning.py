@@ -105,7 +105,7 @@ def command(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return complain(PROGRAM, "stopped; nothing was written", 130)
     met = deal._replace(text=reports[0].name or deal.text)
-    about = summary(loaded)._replace(clients=dealing.told(met, loaded, partitions[0]))
+    about = summary(loaded)._replace(clients=dealing.describe(met, loaded, partitions[0]))
     print(f"{about.text()}\n")
     print(reports[0].text() if len(reports) == 1 else over_seeds(reports))
     part = "training and test" if request.pool else "training"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from fedjax_sim.base import calls
 from fedjax_sim.base.binding import build
-from fedjax_sim.base.registry import Registry, UnknownNameError, told
+from fedjax_sim.base.registry import Registry, UnknownNameError, error_text
 from fedjax_sim.base.signatures import returned, takes
 from fedjax_sim.cli.flags import documented, flag, naming, offering
 from fedjax_sim.cli.making import Common
@@ -250,6 +250,6 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
         try:
             found[role] = made(role, text, given)
         except Exception as error:  # a user's function may raise anything
-            raise ValueError(f"{flag(role)} {text}: {told(error)}") from error
+            raise ValueError(f"{flag(role)} {text}: {error_text(error)}") from error
     with naming(" ".join(f"{flag(role)} {text}" for role, text in texts.items())):
         return algorithm.replace(**found)

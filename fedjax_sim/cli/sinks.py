@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from fedjax_sim.base.registry import Registry, UnknownNameError, told
+from fedjax_sim.base.registry import Registry, UnknownNameError, error_text
 from fedjax_sim.base.signatures import takes
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import offering
@@ -160,7 +160,9 @@ class Sending:
             act(*args)
         except Exception as error:  # a tracker's network is no reason to lose a run
             self._opens = None
-            message = f"warning: --sink {self._name}: {told(error)}; the run goes on without it"
+            message = (
+                f"warning: --sink {self._name}: {error_text(error)}; the run goes on without it"
+            )
             complain("fedjax_sim.bench", message, 0)
 
 

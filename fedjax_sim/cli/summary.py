@@ -118,8 +118,8 @@ def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the title and the table."""
     experiment = config.experiment
-    prepared = _prepared(config.preparation, setup) + adapting.told(config.weights, setup.model)
-    prepared += attacking.told(config.attack, setup.problem.data.clients)
+    prepared = _prepared(config.preparation, setup) + adapting.describe(config.weights, setup.model)
+    prepared += attacking.describe(config.attack, setup.problem.data.clients)
     skew = "" if setup.emd is None else f", EMD {setup.emd:.2f}"
     print(
         f"{experiment.dataset}, {setup.model_name}: {setup.clients} clients, "
@@ -196,7 +196,7 @@ def remarks(
             "unchanged count in full"
         )
     if "seconds" in s:
-        yield timing.told(s)
+        yield timing.describe(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
     if "mu_first" in s and not (named and s["mu_first"] == s["mu_last"]):

@@ -105,10 +105,10 @@ def measured(result: Result, clock: Clock | None) -> dict[str, Any]:
     return summary
 
 
-def told(summary: Mapping[str, Any]) -> str:
+def describe(summary: Mapping[str, Any]) -> str:
     """Returns the line about the time of a run.
 
-    >>> told({"idle_share": 0.25, "asleep": 0.0, "lost": 1.5, "late": 3.0, "watt_hours": 2.0})
+    >>> describe({"idle_share": 0.25, "asleep": 0.0, "lost": 1.5, "late": 3.0, "watt_hours": 2.0})
     'clients waited 25 % of the time for the end of a round; 1.5 lost, 3 late; 2 Wh (a run)'
     """
     counts = [f"{summary[n]:g} {n}" for n in ("asleep", "lost", "late") if summary[n]]

@@ -29,7 +29,7 @@ from fedjax_sim.cli.reporting.pictures import (
     draw_ranks,
     styles_of,
 )
-from fedjax_sim.cli.reporting.problems import told_score
+from fedjax_sim.cli.reporting.problems import score_text
 from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, no_score
 from fedjax_sim.cli.reporting.statistics import OF_FOLDS, OF_SEEDS, spread
 from fedjax_sim.cli.reporting.tables import (
@@ -110,7 +110,7 @@ def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Tabl
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     told = dict.fromkeys(
-        f"Score: {told_score(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
+        f"Score: {score_text(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
         "next one of at least three is underlined."
         for trial in reading.trials
     )

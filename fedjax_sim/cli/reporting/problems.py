@@ -39,13 +39,13 @@ class Problem(NamedTuple):
             told += f", {100 * self.validation:g} % to validate"
         if self.standardise == "local":
             told += ", standardised by each client"
-        return f"{told}; {told_score(self.score)}" if scored else told
+        return f"{told}; {score_text(self.score)}" if scored else told
 
 
-def told_score(key: str) -> str:
+def score_text(key: str) -> str:
     """Writes a score in words, by its key.
 
-    >>> told_score("accuracy"), told_score("client_auc")
+    >>> score_text("accuracy"), score_text("client_auc")
     ('accuracy on the test set', 'mean auc over test clients')
     """
     plain = key.removeprefix("client_")

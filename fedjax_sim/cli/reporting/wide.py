@@ -23,7 +23,7 @@ from fedjax_sim.cli.reporting.compare import (
     over_runs,
 )
 from fedjax_sim.cli.reporting.formats import BOLD
-from fedjax_sim.cli.reporting.problems import told_score
+from fedjax_sim.cli.reporting.problems import score_text
 from fedjax_sim.cli.reporting.read import NO_SETTINGS, Reading, Trial, no_score
 from fedjax_sim.cli.reporting.statistics import (
     LEVEL,
@@ -145,7 +145,7 @@ class Wide:
         """Description of the numbers and the marks of the table."""
         trials = [*self.trials.values()]
         scores = dict.fromkeys(
-            f"{told_score(t.score)}{', in %' * t.metric.percent}" for t in trials
+            f"{score_text(t.score)}{', in %' * t.metric.percent}" for t in trials
         )
         when = {
             "validated": "in each run's round that is best on its validation set",
