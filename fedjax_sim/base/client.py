@@ -202,7 +202,7 @@ class Shared(Part):
         return None
 
     @property
-    def told(self) -> Callable[[PyTree], PyTree] | None:
+    def downloaded(self) -> Callable[[PyTree], PyTree] | None:
         """Selects the part that is sent and that the objective reads; None: all."""
         return None
 

@@ -172,7 +172,7 @@ class LocalUpdate(Part):
         return None
 
     @property
-    def told(self) -> Callable[[PyTree], PyTree] | None:
+    def downloaded(self) -> Callable[[PyTree], PyTree] | None:
         """Selects the part of the shared state that is sent to clients; None: all of it."""
         return None
 

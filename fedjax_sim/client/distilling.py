@@ -123,7 +123,7 @@ class past_models(Shared):
         known = jnp.arange(self.buffer, dtype=jnp.int32) <= updates
         return PastModels(tree.mean(models, known.astype(jnp.float32)), models, updates)
 
-    def told(self, state: PastModels) -> Variables:
+    def downloaded(self, state: PastModels) -> Variables:
         return state.mean
 
 

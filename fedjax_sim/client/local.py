@@ -276,10 +276,10 @@ class local_sgd(SGD):
         return self._follow if any(part.follow for part in self._sharing) else None
 
     @property
-    def told(self) -> Callable[[PyTree], PyTree] | None:
-        if self.shared is None or self.shared.told is None:
+    def downloaded(self) -> Callable[[PyTree], PyTree] | None:
+        if self.shared is None or self.shared.downloaded is None:
             return None
-        select = self.shared.told
+        select = self.shared.downloaded
         return lambda state: Common(*state)._replace(shared=select(Common(*state).shared))
 
     @property

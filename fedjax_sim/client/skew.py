@@ -167,7 +167,7 @@ class _TravellingModel(Shared):
         later = (jnp.int32(0), none, zero, level, way, zero, jnp.int32(0), jnp.float32(UNKNOWN))
         return Scout(variables, none, zero, *later)
 
-    def told(self, state: Scout) -> tuple[Variables, Array]:
+    def downloaded(self, state: Scout) -> tuple[Variables, Array]:
         return state.model, state.level
 
     def send(self, trained: Variables, context: Context) -> Accuracies:

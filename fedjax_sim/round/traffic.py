@@ -42,8 +42,8 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
     def besides(variables: Variables, data: ClientData) -> tuple[PyTree, PyTree]:
         state = initial_state(parts, variables, data)
-        trained, answer, told, _ = first_visit(parts, state, data)
-        sent = told if parts.local.told is None else parts.local.told(told)
+        trained, answer, shared, _ = first_visit(parts, state, data)
+        sent = shared if parts.local.downloaded is None else parts.local.downloaded(shared)
         return (trained.message, answer), sent
 
     message, shared_state = map(tree.num_bytes, jax.eval_shape(besides, variables, data))
