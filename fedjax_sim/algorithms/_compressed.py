@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedjax_sim import compression, server
 from fedjax_sim.algorithms._method import client_weights, method
 from fedjax_sim.base import LocalUpdate
+from fedjax_sim.base.ranges import Clusters
 from fedjax_sim.client import sending
 from fedjax_sim.round import Algorithm, compose
 
@@ -108,7 +109,7 @@ def fedavg_top_k(
     sparsity: float = 1 / 100,
     feedback: bool = True,
     threshold: float | None = None,
-    clusters: int | None = None,
+    clusters: Clusters | None = None,
 ) -> Algorithm:
     r"""FedAvg with top-k uploads: the largest entries of each update, with error feedback.
 

@@ -59,6 +59,8 @@ class Range(NamedTuple):
 
 Count: TypeAlias = Annotated[int, Range("at least 1", 1, whole=True)]
 """A whole number from 1."""
+Clusters: TypeAlias = Annotated[int, Range("in 1..65536", 1, 2**16, whole=True)]
+"""A number of values that are held in memory."""
 Natural: TypeAlias = Annotated[int, Range("at least 0", 0, whole=True)]
 """A whole number from 0."""
 Positive: TypeAlias = Annotated[float, Range("positive", 0, open_below=True)]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Count, Fraction, NonNegative, Part
 from fedjax_sim.base.parts import check_kind
+from fedjax_sim.base.ranges import Clusters
 
 
 class Compressor(Part):
@@ -238,7 +239,7 @@ class clustered(Compressor):
     """
 
     code: Compressor
-    levels: Count
+    levels: Clusters
 
     def __post_init__(self) -> None:
         check_kind("code must be a", Compressor, self.code)
