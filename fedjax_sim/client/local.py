@@ -26,6 +26,7 @@ from fedjax_sim.base import (
     Transform,
     Variables,
 )
+from fedjax_sim.base.parts import check_kind
 from fedjax_sim.client import own_settings
 from fedjax_sim.client.agreement import fedmd
 from fedjax_sim.client.control import adaptive_steps, loadaboost
@@ -172,11 +173,8 @@ class local_sgd(SGD):
             raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
         roles: dict[str, type] = {"memory": Memory, "shared": Shared, "companion": Companion}
         for name, kind in roles.items():
-            if not isinstance(part := getattr(self, name), kind | None):
-                got = repr(part)
-                if isinstance(part, type):
-                    got = f"the class {part.__name__}: use {part.__name__}(...)"
-                raise ValueError(f"{name} must be a {kind.__name__}, got {got}")
+            if (part := getattr(self, name)) is not None:
+                check_kind(f"{name} must be a", kind, part)
         self._check_steps()
         object.__setattr__(self, "transforms", _transforms(self.transforms))
         object.__setattr__(self, "corrections", _corrections(self.corrections))
