@@ -30,8 +30,8 @@ class Cohort(NamedTuple):
     """The server's knowledge of the collected models, by row.
 
     A row holds the model of one slot. There are P rows, as many on each device, so that some may
-    hold no slot. Putting them in the order of slots first would cost a gather of all models across
-    devices: 1.2 to 1.7 times the time of a round on 4 CPU devices (``benchmarks/results/rows.md``).
+    hold no slot. Putting them in the order of slots first would gather all models across devices in
+    every round.
 
     Attributes:
         server: the server model w_t, as it was at the start of the round.
