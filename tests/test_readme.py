@@ -26,7 +26,6 @@ from conftest import Federation, assert_trees, make_federation, play
 
 import fedjax_sim as fs
 from fedjax_sim import bench
-from fedjax_sim.base import Gathered
 
 ROOT = Path(__file__).parents[1]
 AT = {"client": 0.02, "server": 1.0}
@@ -256,30 +255,6 @@ def test_a_server_update_is_the_mean_of_all_aggregates(recipes: dict[str, Any]) 
         step, state = server.update(None, aggregate - model, model, state, None)
         model = model + step
     np.testing.assert_allclose(float(model), 3, rtol=1e-6)
-
-
-def test_a_server_that_distils(recipes: dict[str, Any]) -> None:
-    """Two steps for a linear model, and a client's model that is absent and NaN, in NumPy."""
-    rng = np.random.default_rng(0)
-    x, w = (rng.normal(size=s).astype(np.float32) for s in ((5, 2), (2, 3)))
-    updates = rng.normal(size=(3, 2, 3)).astype(np.float32)
-    updates[1] = np.nan
-    server = fs.Variables(jnp.asarray(w), ())
-    model = fs.Model(lambda key: server, lambda variables, x, **_: (x @ variables.params, ()))
-    cohort: Any = SimpleNamespace(received=fs.Variables(server.params[None], ()))
-    gathered = Gathered(fs.Variables(jnp.asarray(updates), ()), jnp.array([1.0, 0, 3]), cohort)
-    step = fs.Variables(jnp.asarray(updates[[0, 2]].T @ [0.25, 0.75]).T, ())
-    part = recipes["distilled"](model, jnp.asarray(x), steps=2, lr=0.1)
-    taken, _ = part.update(None, step, server, (), gathered)
-
-    def share(logits: np.ndarray) -> np.ndarray:
-        return np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-
-    wanted = share(np.mean([x @ (w + updates[i]) for i in (0, 2)], axis=0))
-    now = w + np.asarray(step.params)
-    for _ in range(2):
-        now = now - 0.1 * x.T @ (share(x @ now) - wanted) / 5
-    np.testing.assert_allclose(taken.params, now - w, rtol=1e-4, atol=1e-6)
 
 
 def test_a_selection_that_learns(recipes: dict[str, Any], federation: Federation) -> None:
