@@ -26,6 +26,7 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     Returns:
         A model; ``nnx.Param`` leaves are trained, all others (except random streams) are state.
+        It has no ``features``, and no ``head`` until ``model._replace(head=...)`` declares it.
 
     Raises:
         ValueError: if build is not a function, or the module takes the mode by two names; at the
