@@ -103,6 +103,19 @@ def test_whole_runs_are_those_of_the_oracle(
     assert len(cohorts) == {ROUNDS: 1, 3: 2, 1: ROUNDS}[stay]
 
 
+def test_leaves_in_no_fragment_may_be_frozen(net: fs.Model) -> None:
+    class head(Exchange):
+        fragments = (leaves.named("Dense_1"),)
+        frozen = leaves.named("Dense_0")
+
+    short = {"flight": flight.every_round(), "selection": selection.uniform()}
+    found, wanted = (
+        play(streaming(net).replace(exchange=part, **short), net, make_federation().data, 2)
+        for part in (head(), exchange.split(frozen=leaves.named("Dense_0")))
+    )
+    assert_trees(found.final, wanted.final)
+
+
 def test_bytes_are_those_of_the_fragment_whose_turn_it_is(net: fs.Model) -> None:
     data, start = make_federation().data, net.init(jax.random.key(0))
     found = streaming(net).traffic(start, data)

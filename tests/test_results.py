@@ -202,18 +202,30 @@ def test_a_run_that_diverges_leaves_the_rounds_before(
     assert (len(partial.evaluations), partial.variables, partial.state) == (2, None, None)
 
 
-def test_a_selection_that_gives_one_client_twice_is_refused(
-    federation: Federation, models: dict[str, fs.Model], fedavg: fs.Algorithm
+@pytest.mark.parametrize(
+    ("drawn", "said"),
+    [
+        ([3, 3, 3, 3], "in round 1 it gave 3 to two slots"),
+        ([3], r"selection given.* must draw int32\[4\].*got int32\[1\]"),
+        ([0.0, 1.0, 2.0, 3.0], r"must draw int32\[4\].*got float32\[4\]"),
+    ],
+)
+def test_a_selection_gives_each_slot_a_client(
+    federation: Federation,
+    models: dict[str, fs.Model],
+    fedavg: fs.Algorithm,
+    drawn: list[float],
+    said: str,
 ) -> None:
-    class third(fs.base.Selection):
+    class given(fs.base.Selection):
         def draw(
             self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
             visits: Array,
         ) -> tuple[Array, PyTree]:  # fmt: skip
-            return jnp.full(4, 3, jnp.int32), state
+            return jnp.array(drawn), state
 
-    algorithm = fedavg.replace(selection=third())
-    with pytest.raises(ValueError, match="in round 1 it gave 3 to two slots"):
+    algorithm = fedavg.replace(selection=given())
+    with pytest.raises(ValueError, match=said):
         run(federation, models["logistic"], algorithm)
 
 

@@ -55,7 +55,10 @@ class LocalUpdate(Part):
 
     @property
     def train(self) -> Train:
-        """Trains one model on one client: a method, or a ``TrainInSteps``."""
+        """Trains one model on one client: a method like :class:`Train`, or a ``TrainInSteps``.
+
+        ``(key, variables, client, client_state, shared_state) -> Trained``.
+        """
         raise NotImplementedError
 
     def reduce(
@@ -215,4 +218,5 @@ class Wrapper(LocalUpdate):
 
 for _hook in (*vars(LocalUpdate), "needs"):
     if not _hook.startswith("_") and _hook not in ("change", "private"):
-        setattr(Wrapper, _hook, property(operator.attrgetter(f"inner.{_hook}")))
+        _doc = getattr(LocalUpdate, _hook).__doc__
+        setattr(Wrapper, _hook, property(operator.attrgetter(f"inner.{_hook}"), doc=_doc))

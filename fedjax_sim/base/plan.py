@@ -193,7 +193,10 @@ class Moves(Protocol):
     """The moves of models between slots in one round."""
 
     def take(self, slots: Slots, order: Array) -> Slots:
-        """Returns the slots ``order int32[P]`` after the move; any row for S and above."""
+        """Returns the slots ``order int32[P]`` after the move; any row for S and above.
+
+        ``slots.variables`` is () where only the clients of the slots are needed.
+        """
 
     def received(self) -> Array:
         """Returns the number of models that each slot receives from others, ``int32[S]``."""

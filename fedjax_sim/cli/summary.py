@@ -155,7 +155,8 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
             "and the server's are the initial ones"
         )
-    if defaults_of(experiment.dataset) is OTHERS and config.training.lr == OTHERS.lr:
+    rates = {config.trained[name].get("lr", config.training.lr) for name in config.algorithms}
+    if defaults_of(experiment.dataset) is OTHERS and OTHERS.lr in rates:
         print(f"\nlr {OTHERS.lr} is the default for data of your own, not tuned to them: see --lr")
     personal = [n for n in config.algorithms if setup.algorithms[n].personal is not None]
     if personal and not setup.problem.scores_own:

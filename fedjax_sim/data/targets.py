@@ -105,7 +105,8 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     if y.ndim == 1 and y.dtype.kind in "biu":
         return class_labels(y, samples, None, name, least=-1)
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
-        raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}")
+        hint = ": number texts by fs.data.from_arrays" if y.dtype.kind in "UO" else ""
+        raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}{hint}")
     if y.dtype.kind == "f":
         for column in y.reshape(len(y), math.prod(y.shape[1:])).T:
             shift = offset(column)

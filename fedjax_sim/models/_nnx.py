@@ -26,6 +26,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
 
     Returns:
         A model; ``nnx.Param`` leaves are trained, all others (except random streams) are state.
+        ``model._replace(head=fs.leaves.named("head"), features=...)`` adds what FedPer and MOON
+        need; the features may be those of ``from_nnx(Body)`` at the weights ``params["body"]``.
 
     Raises:
         ValueError: if build is not a function, or the module takes the mode by two names; at the

@@ -165,7 +165,7 @@ def _matches(pattern: str, path: str) -> bool:
 def features_of(model: Model) -> ModelFeatures:
     """Returns the function that computes the inputs of a model's head."""
     if model.features is None:
-        raise ValueError("model must have features; models made by from_linen have them")
+        raise ValueError("model must have features: use from_linen, or give Model(features=...)")
     return model.features
 
 

@@ -1,6 +1,7 @@
 """Samplers that ignore the labels: even and skewed sizes, and natural clients."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,32 +105,32 @@ def natural(groups: ArrayLike, *, min_size: int = 1, ids: ArrayLike | None = Non
     """Makes each natural group (speaking role, hospital, writer) a client, in the order of its id.
 
     Args:
-        groups: ``int[n]``, group of each sample.
+        groups: the group of each sample, n integers or texts.
         min_size: smallest group to use; samples of smaller groups are unused.
-        ids: ``int[N]``, the groups that become clients 0 … N - 1; samples of other groups are
-            unused. Use the same ids for two arrays with different groups, such as training and
-            test samples, so that their clients match.
+        ids: the groups that become clients 0 … N - 1; samples of other groups are unused. Use the
+            same ids for two arrays with different groups, such as training and test samples, so
+            that their clients match.
 
     Returns:
         The partition; each sample of a selected group is used once.
 
     Raises:
-        ValueError: if groups or ids are not integers ``[n]``, no group has min_size samples, or an
-            id is repeated or has fewer than min_size samples.
+        ValueError: if groups or ids are not integers or texts ``[n]``, no group has min_size
+            samples, or an id is repeated or has fewer than min_size samples.
 
     Example:
         >>> p = natural([7, 3, 7, 7, 9], min_size=1)
         >>> p.name, p.sizes.tolist(), p.index.tolist()
         ('natural', [1, 3, 1], [1, 0, 2, 3, 4])
-        >>> natural([9, 8, 3], ids=[3, 9]).index.tolist()
+        >>> natural(["b", "c", "a"], ids=["a", "b"]).index.tolist()
         [2, 0]
     """
-    group = _check_integers("groups", groups)
+    group = _check_ids("groups", groups)
     known, rank, sizes = np.unique(group, return_inverse=True, return_counts=True)
     check_integer("min_size", min_size, 1, sizes.max(), ", the size of the largest group")
     kept = np.flatnonzero(sizes >= min_size)
     if ids is not None:
-        wanted = _check_integers("ids", ids)
+        wanted = _check_ids("ids", ids)
         repeated = wanted.size - np.unique(wanted).size
         if repeated:
             raise ValueError(f"ids must be different, got {repeated} twice")
@@ -145,10 +146,10 @@ def natural(groups: ArrayLike, *, min_size: int = 1, ids: ArrayLike | None = Non
     return partition_from_lists([by_group[rank] for rank in kept], name)
 
 
-def _check_integers(name: str, values: ArrayLike) -> NDArray[np.integer]:
+def _check_ids(name: str, values: ArrayLike) -> NDArray[Any]:
     array = np.asarray(values)
-    if array.ndim != 1 or not array.size or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} must be int [n], got {array_type(array)}")
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuU":
+        raise ValueError(f"{name} must be integers or texts [n], got {array_type(array)}")
     return array
 
 

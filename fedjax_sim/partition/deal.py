@@ -40,10 +40,10 @@ def check_arguments(
     """
     y = np.asarray(labels)
     if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-        raise ValueError(
-            f"labels must be classes, int [n], got {array_type(y)}: samplers for any targets are "
-            "iid, quantity, power_law and natural"
-        )
+        instead = "samplers for any targets are iid, quantity, power_law and natural"
+        if y.dtype.kind in "UO":
+            instead = "number texts by fs.data.from_arrays"
+        raise ValueError(f"labels must be classes, int [n], got {array_type(y)}: {instead}")
     _, rng = check_number(y, clients, seed)
     _, y, counts = np.unique(y, return_inverse=True, return_counts=True)
     return y.astype(np.int64), counts.astype(np.int64), rng

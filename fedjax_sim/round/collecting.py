@@ -196,8 +196,11 @@ def _server_moves(
     if parts.local.follow is not None:
         shared_state = parts.local.follow(shared_state, step, gathered)
     # A code or a norm of the server only applies to leaves that it changes.
-    mask = travels(parts, server)
-    some = _part_of(mask, gathered, received(parts, server))
+    if parts.exchange.fragments:  # the gathered leaves are a fragment, and all travel
+        mask = sent = jax.tree.map(lambda leaf: True, server)
+    else:
+        mask, sent = travels(parts, server), received(parts, server)
+    some = _part_of(mask, gathered, sent)
     taken, opt_state = parts.server.update(
         key, tree.only(mask, step), some.cohort.server, opt_state, some
     )

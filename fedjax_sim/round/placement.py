@@ -28,6 +28,7 @@ from fedjax_sim.base import (
     Slots,
     TrainInSteps,
     Variables,
+    shown,
 )
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.clients import client_sizes
@@ -166,6 +167,11 @@ def place(
         clients, chosen = parts.selection.draw(*given)
     else:
         clients, chosen = timed(*given, outlook)
+    if jnp.shape(clients) != (count,) or not jnp.issubdtype(clients.dtype, jnp.integer):
+        raise ValueError(
+            f"selection {parts.selection} must draw int32[{count}], a client for each slot, got "
+            f"{shown(clients)}"
+        )
     assigned = _order_cohort(parts, key, clients, fresh, none)
     clients = by_number = awake(parts, key, state, assigned, none)
     samples = client_sizes(data, clients, state.round)
