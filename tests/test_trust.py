@@ -521,30 +521,6 @@ def hugging(card: str = "", then: Callable[[Path], None] = lambda folder: None) 
     return "hf:face,label=label"
 
 
-def saved(change: Callable[[Path], None]) -> str:
-    import datasets
-
-    datasets.disable_progress_bars()
-    rows = datasets.Dataset.from_dict({"a": [1.0, 2.0] * 5, "label": ["x", "y"] * 5})
-    datasets.DatasetDict({"train": rows}).save_to_disk("saved")
-    change(Path("saved"))
-    return "hf:saved,label=label"
-
-
-def picture(path: str, many: bool = False) -> str:
-    """Rows whose image is a file or an address."""
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    feature = datasets.List(datasets.Image()) if many else datasets.Image()
-    features = datasets.Features({"image": feature, "label": datasets.Value("string")})
-    one = {"bytes": None, "path": path}
-    rows = {"image": [[one] if many else one] * 6, "label": ["x", "y"] * 3}
-    pq.write_table(pa.table(rows, schema=features.arrow_schema), "rows.parquet")
-    return "hf:rows.parquet,label=label"
-
-
 def written(name: str, text: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         (folder / name).write_text(text)
@@ -575,7 +551,6 @@ def piped(name: str, text: str) -> str:
 OUTSIDE = "../../outside/secret.csv"
 IMAGE = "tensorflow_datasets.core.features.image_feature.Image"
 CLASS = "features.json must name classes of TFDS"
-OWN = "must name files of its own"
 DATA: dict[str, tuple[Callable[[], str], str]] = {
     "a class": (lambda: tfds((IMAGE, "canary.Image")), CLASS),
     "a module": (lambda: tfds((IMAGE, "canary")), CLASS),
@@ -588,43 +563,10 @@ DATA: dict[str, tuple[Callable[[], str], str]] = {
     "deep features": (lambda: tfds(then=written("features.json", "[" * 99999)), "is not ready"),
     "a link of TFDS": (lambda: tfds(then=out_of("label.labels.txt")), "is a link out of its"),
     "a pipe of TFDS": (lambda: tfds(then=pipe("x")), "must be a regular file"),
-    "a card's file": (lambda: hugging(f"data_files: {OUTSIDE}"), OWN),
-    "a card's path": (lambda: hugging("data_files: /etc/passwd"), OWN),
-    "a card's address": (lambda: hugging("data_files: https://example.com/x.csv"), OWN),
-    "a card's chain": (lambda: hugging("data_files: 'zip://x::https://example.com/x.zip'"), OWN),
-    "a card's list": (lambda: hugging(f"data_files: [rows.csv, {OUTSIDE}]"), OWN),
-    "a card's split": (lambda: hugging(f"data_files: {{train: {OUTSIDE}}}"), OWN),
-    "a card's folder": (lambda: hugging("data_dir: ../.."), OWN),
-    "a card's object": (
-        lambda: hugging("data_files: !!python/object/apply:os.system [ls]"), "cannot be read"
-    ),
-    "another card": (
-        lambda: hugging(then=written(".huggingface.yaml", f"configs: [{{data_files: {OUTSIDE}}}]")),
-        OWN,
-    ),
     "a script": (lambda: hugging(then=written("face.py", "import canary")), "cannot be read"),
-    "a link of a card": (lambda: hugging(then=out_of("more.csv")), "is a link out of its"),
-    "a pipe of a card": (lambda: hugging(then=pipe("more.csv")), "must be a regular file"),
-    "another split": (
-        lambda: saved(written("dataset_dict.json", '{"splits": ["../../outside"]}')), OWN
-    ),
-    "another part": (
-        lambda: saved(
-            written("train/state.json", json.dumps({"_data_files": [{"filename": OUTSIDE}]}))
-        ),
-        OWN,
-    ),
-    "no splits": (lambda: saved(written("dataset_dict.json", "{}")), "cannot be read"),
-    "no state": (lambda: saved(written("train/state.json", "[]")), "cannot be read"),
-    "a link of a set": (lambda: saved(out_of("train/x.arrow")), "is a link out of its"),
-    "an image's file": (lambda: picture(OUTSIDE), OWN),
-    "an image's address": (lambda: picture("https://example.com/x.png"), OWN),
-    "an image's path": (lambda: picture("/etc/passwd"), OWN),
-    "images in lists": (lambda: picture(OUTSIDE, many=True), "must be of numbers, texts or images"),
     "a pipe of an image": (lambda: image_folder(pipe("a/x.png")), "not a regular file"),
     "large pictures": (lambda: image_folder(huge), "this machine has"),
     "a picture of 10^10 pixels": (lambda: image_folder(vast), "that Pillow reads"),
-    "an archive": (lambda: hugging(then=written("more.rar", "Rar!")), "unpack it, or pack it as"),
     "no image": (lambda: image_folder(written("a/x.png", "\x89PNG")), "that Pillow reads"),
     "a pipe of a table": (lambda: piped("x.csv", "csv:x.csv,label=a"), "there is no file"),
     "a pipe of arrays": (lambda: piped("x.npz", "x.npz"), "there is no file"),

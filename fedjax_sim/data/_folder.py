@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory, check_regular
-from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.options import FIFTH, choose_test
+from fedjax_sim.data.targets import integers_or_texts
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 Size = tuple[int, int] | None

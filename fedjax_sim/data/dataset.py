@@ -264,8 +264,11 @@ def _convert_inputs(
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
+        bad = int(np.argmax(~np.isfinite(x).all(axis=tuple(range(x.ndim - 1)))))
+        column = f", column {names[bad]!r}," if len(names) else ""
         raise ValueError(
-            "x must be finite in float32, got NaN or inf: fill in those values or drop the samples"
+            f"x{column} must be finite in float32, got NaN or inf: fill in those values or drop "
+            "the samples"
         )
     return x, tuple(
         f"Column {names[c] if len(names) else c} has {shifts[c]:.15g} subtracted, as float32 would "

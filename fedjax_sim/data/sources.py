@@ -193,8 +193,8 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
     if text.partition(",")[0].endswith(".npz"):
         kind, rest = "npz", text
     if kind == "csv":
-        table = _csv.parse_table(rest)
-        return "csv", lambda name: _csv.load_table(name, table)
+        file, options = _csv.parse_table(rest)
+        return "csv", lambda name: _csv.load_table(name, file, **options)
     if kind == "hf":
         at, options = _huggingface.parse_request(rest)
         return "hf", lambda name: _huggingface.huggingface(name, at, **options)

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.words import array_type, shortened
 from fedjax_sim.data.arrays import check_int32, flags, offset
-from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
@@ -71,6 +70,19 @@ def read_targets(
         inferred = classification(_number_of_classes(converted) if classes is None else classes)
     inferred.check("y", converted)
     return converted, inferred, names
+
+
+def integers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
+    """Converts texts to integers if all are integers, so that 2 sorts before 10.
+
+    >>> integers_or_texts(np.array(["10", "2"])), integers_or_texts(np.array(["02"])).tolist()
+    (array([10,  2]), ['02'])
+    """
+    try:
+        numbers = texts.astype(np.int64)
+    except (ValueError, OverflowError):
+        return texts
+    return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
 
 
 def class_codes(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:
