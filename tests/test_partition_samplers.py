@@ -70,7 +70,7 @@ def table_of(text: str, clients: int, seed: int, labels: NDArray[np.int64] = BAL
 
 
 def test_every_sampler_is_requested() -> None:
-    assert {*REQUESTS, "natural", "matched"} >= {*SAMPLERS.known}
+    assert {*REQUESTS, "natural", "matched"} >= {*SAMPLERS}
 
 
 @pytest.mark.parametrize("name", REQUESTS)

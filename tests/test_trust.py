@@ -21,7 +21,7 @@ import fedjax_sim as fs
 from fedjax_sim import bench, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import registry
-from fedjax_sim.base.registry import Registry, entry_points, trusting
+from fedjax_sim.base.registry import Registry, trusting
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
@@ -100,7 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (outside / "secret.csv").write_text("a,label\n" + "1,x\n2,y\n" * 5)
     monkeypatch.chdir(work)
     monkeypatch.syspath_prepend(work)
-    monkeypatch.setattr(MODELS, "_values", dict(MODELS.known))
+    monkeypatch.setattr(MODELS, "_values", dict(MODELS))
     before = sorted((path, path.lstat().st_mtime_ns) for path in outside.rglob("*"))
     environment()  # asks git, once in a process
     SEEN = []
@@ -262,21 +262,6 @@ def test_another_study(text: str, here: Path, capsys: pytest.CaptureFixture[str]
     Path("s.toml").write_text(text, errors="surrogateescape")
     err = line_of(lambda file: study.main([str(file), "--dry-run"]), Path("s.toml"), capsys)
     assert "s.toml: is no TOML" in err
-
-
-def test_a_plugin_in_the_working_folder_is_none(here: Path) -> None:
-    folder = here / "evil-1.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Name: evil\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text("[fedjax_sim.models]\nevil = canary:model\n")
-    entry_points.cache_clear()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MODELS, "_plugins", None)
-            with pytest.raises(ValueError, match="'evil' is no model"):
-                MODELS.resolve("evil")
-    finally:
-        entry_points.cache_clear()
 
 
 def test_the_line_that_says_how_to_go_on_names_the_modules(here: Path) -> None:

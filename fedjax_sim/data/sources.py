@@ -35,7 +35,6 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
     wanted="a function of the data folder that returns a Dataset",
     fits=lambda value: takes(value, None),
     makes=lambda: (Dataset,),
-    group="fedjax_sim.datasets",
     own={
         "digits": digits,
         "mnist": partial(tfds_images, "mnist"),
