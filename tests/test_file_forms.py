@@ -65,11 +65,6 @@ def adult() -> None:
     table("years,work,education,native,income,test", *rows)
 
 
-def times() -> None:
-    rows = [f"{1_700_000_000 + i},{i % 3},{'ab'[i % 2]}" for i in range(20)]
-    table("time,x,kind", *rows)
-
-
 def owners() -> None:
     """Of two hospitals that are in both files, and one that is in the test file alone."""
     np.savez(
@@ -178,15 +173,6 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
             {"training": {"ill": 0.5}, "test": {"dead": 0.5}},
         ),
     ),
-    "Unix times": (
-        times,
-        "csv:mine.csv,label=kind",
-        lambda d: (sorted(x for x, _ in x_of(d)), d.notes),
-        (
-            [i - 9.5 for i in range(20)],
-            ("Column time has 1700000009.5 subtracted, as float32 would merge its values.",),
-        ),
-    ),
     "two classes": (
         lambda: table("a,kind", *(f"{i},{i % 2 == 0}" for i in range(10))),
         "csv:mine.csv,label=kind",
@@ -244,11 +230,6 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         lambda: table("a,b,test", "1,<=50K,0", "2,>50K,0", "3,<=50K.,1", "4,>50K.,1"),
         "csv:mine.csv,label=b,test=test",
         r"classes of the training set, <=50K, >50K, got <=50K\., >50K\.: use",
-    ),
-    "a time to learn": (
-        times,
-        "csv:mine.csv,target=time,categorical=kind",
-        r"distinct in float32, .*subtract a constant, such as 1700000009\.5",
     ),
     "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* use size=4x4"),
 }

@@ -1,7 +1,6 @@
 """Targets of a data set: dtype, task and class names."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.words import array_type, shortened
-from fedjax_sim.data.arrays import check_int32, flags, offset
+from fedjax_sim.data.arrays import check_int32, flags
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
-
-ROUNDED = 1e-3
-"""The distance of two numbers in float32, in standard deviations of the targets, that is accepted:
-of thousands of fractions some become equal in any case."""
 
 
 def read_targets(
@@ -119,13 +114,6 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
         raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}")
     if y.dtype.kind == "f":
-        for column in y.reshape(len(y), math.prod(y.shape[1:])).T:
-            shift = offset(column)
-            if shift and np.spacing(np.float32(abs(shift))) > ROUNDED * column.std():
-                raise ValueError(
-                    f"{name} must have values that are distinct in float32, got {column.min()} to "
-                    f"{column.max()}: subtract a constant, such as {shift:.15g}"
-                )
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
     check_int32(name, y)
