@@ -89,8 +89,8 @@ def few_decoded(*splits: str) -> Iterator[None]:
         n, few = builder.info.splits[split].num_examples, decode(builder, f"{split}[:50]")
         return {key: np.resize(array, (n, *array.shape[1:])) for key, array in few.items()}
 
-    def uncached(path: Path, make: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
-        return make() if splits else cached_arrays(path, make, fits)
+    def uncached(path: Path, make: Callable[[], Any]) -> Any:
+        return make() if splits else cached_arrays(path, make)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images, "_decode", some)
@@ -327,23 +327,3 @@ def test_a_copy_of_a_folder_is_not_read_from_the_cache_of_the_first(made_up: Mad
     DAMAGE["records"](copy / "mnist" / "3.0.1")
     with pytest.raises(DataNotFoundError, match="data set 'mnist' is not ready in"):
         load_dataset("mnist", copy)
-
-
-@pytest.mark.parametrize("lacking", ["images", "a label", "names", "a class"])
-def test_a_cache_of_other_arrays_is_rebuilt(lacking: str, made_up: MadeUp) -> None:
-    made_up.download()
-    whole = load_dataset("mnist", made_up.folder)
-    x, y = whole.train_x, whole.train_y
-    other: dict[str, Any] = {
-        "images": {"x": x[:5], "y": y[:5]},
-        "a label": {"x": x, "y": y[:-1]},
-        "names": {"images": x, "labels": y},
-        "a class": {"x": x, "y": y.astype(np.float32)},
-    }
-    (file,) = (cache_dir() / "datasets").glob("mnist-3.0.1-train-*")
-    np.savez(file, **other[lacking])
-    with pytest.warns(UserWarning, match=r"rebuilding a file of the cache: \S+: unexpected"):
-        again = load_dataset("mnist", made_up.folder)
-    assert np.array_equal(again.train_x, x)
-    assert np.array_equal(again.train_y, y)
-    load_dataset("mnist", made_up.folder)  # from the file that was rebuilt, without a warning

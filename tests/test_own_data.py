@@ -391,18 +391,11 @@ def test_leaf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"users": None}, r'test/a\.json must have "users"'),
-        ({"user_data": []}, r'test/a\.json must have "users"'),
-        ({"num_samples": [1]}, r'a\.json must have .* as many "num_samples"'),
-        ({"num_samples": [1, 2]}, r"a\.json, user 'u1': num_samples must be 1, got 2"),
-        ({"users": ["u2", "u5"]}, """a.json, user 'u5': user_data must have "x" and "y"$"""),
-        (
-            {"u1": {"x": [[1.0]]}},
-            r"user 'u1': x must be like x of .*'u2', \w+ \[2, 2\], got \w+ \[1, 1",
-        ),
+        ({"users": None}, r'test/a\.json must be json with "users"'),
+        ({"users": ["u2", "u5"]}, r"test/a\.json must be .* got: KeyError\('u5'\)"),
+        ({"u1": {"x": [[1.0]]}}, "test: x and y must have the same shape for all users"),
         ({"u1": {"x": [[1.0], [2.0, 3.0]]}}, "user 'u1': x and y must be lists of one shape"),
         ({"u1": {"x": ["to be"]}}, "user 'u1': x must be numbers .* got <U5"),
-        ({"u1": {"y": ["or"]}}, r"user 'u1': y must be like y of .*'u2', int64 .* got <U2"),
         ({"u1": {"y": [0, 1]}}, r"user 'u1': y must be 1 numbers or texts, .* got int64 \[2\]"),
         (
             {"u1": {"y": [7]}},
@@ -419,7 +412,7 @@ def test_leaf_that_is_none(tmp_path: Path) -> None:
     write_leaf(tmp_path)
     file = tmp_path / "test/a.json"
     file.write_text("{")
-    check_refused(r"a\.json must be json, got", f"leaf:{tmp_path}")
+    check_refused(r"a\.json must be json with", f"leaf:{tmp_path}")
     file.unlink()
     with pytest.raises(DataNotFoundError, match=r"there is no \.json file in \S+test$"):
         load_dataset(f"leaf:{tmp_path}")

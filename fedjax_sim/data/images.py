@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import math
-from collections.abc import Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -79,7 +78,6 @@ def tfds_images(name: str, data_dir: DataDir = None, *, called: str | None = Non
                 arrays[split] = cached_arrays(
                     cache_dir() / "datasets" / file,
                     partial(_decode, builder, split),
-                    partial(_is_decoded, builder, split),
                 )
             except Exception as error:  # a file missing or cut, or records of another format
                 raise tfds_not_ready(builder, name, error) from error
@@ -128,13 +126,6 @@ def _check_files(builder: Any, split: Any) -> None:
         check_memory(2 * images)  # as they are stored, and decoded
     except ValueError as error:
         raise ValueError(f"{root}, split {split.name!r}: {error}") from error
-
-
-def _is_decoded(builder: Any, split: str, stored: Mapping[str, NDArray[Any]]) -> bool:
-    """Returns whether arrays have the dtypes and shapes of :func:`_decode`."""
-    n, image = builder.info.splits[split].num_examples, builder.info.features["image"].shape
-    found = {name: (array.dtype.name, array.shape) for name, array in stored.items()}
-    return found == {"x": ("uint8", (n, *image)), "y": ("int32", (n,))}
 
 
 def _decode(builder: Any, split: str) -> dict[str, NDArray[Any]]:
