@@ -6,7 +6,6 @@ import io
 import re
 import shutil
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,19 +221,6 @@ def test_a_failed_download_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
     with pytest.raises(DataNotFoundError, match=r"^[^\n]*\(no route to host\)[^\n]*$"):
         load_dataset("mnist")
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_a_data_set_that_is_not_there_leaves_no_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("temporary", "data"):
-        (tmp_path / name).mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    with pytest.raises(DataNotFoundError, match="'mnist' is not ready"):
-        load_dataset("mnist", tmp_path / "data")
-    assert not [*(tmp_path / "temporary").iterdir()]
-    assert tempfile.tempdir == str(tmp_path / "temporary")
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -182,24 +182,8 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
     "pictures of two sizes": (
         pictures,
         "folder:images,test=0.2,size=3x2",
-        lambda d: (
-            d.class_names,
-            sum(np.min(x) == 255 for x in x_of(d)),
-            d.train_x.shape,
-            d.test_x.shape,
-            d.notes,
-        ),
-        (
-            ("0", "2", "10"),
-            1,
-            (12, 2, 3, 3),
-            (3, 2, 3, 3),
-            (
-                "15 of 15 images are resized to 3 x 2 pixels.",
-                "1 of 15 images is transparent and drawn on white.",
-                "1 of 15 images is grey and made RGB.",
-            ),
-        ),
+        lambda d: (d.class_names, d.train_x.shape, d.test_x.shape),
+        (("0", "2", "10"), (12, 2, 3, 3), (3, 2, 3, 3)),
     ),
 }
 REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {

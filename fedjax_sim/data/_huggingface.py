@@ -195,8 +195,7 @@ def from_huggingface(
     images = [c for c in columns if type(rows.features[c]).__name__ == "Image"]
     x, y = None, None
     if len(images) == 1:
-        x, notes_on_images = _read_images(rows, images[0], size)
-        notes += notes_on_images
+        x = _read_images(rows, images[0], size)
     elif len(columns) == 1 and _is_list(rows, columns[0]):
         x = _read_lists(rows, columns[0])
         x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
@@ -303,7 +302,7 @@ def _read_lists(rows: Any, column: str) -> NDArray[Any]:
     return values
 
 
-def _read_images(rows: Any, column: str, size: Size) -> tuple[NDArray[np.uint8], list[str]]:
+def _read_images(rows: Any, column: str, size: Size) -> NDArray[np.uint8]:
     import datasets
     from PIL import Image, ImageOps
 

@@ -61,17 +61,6 @@ def not_ready(name: str, folder: Path | None, reason: str, advice: str) -> DataN
     return DataNotFoundError(f"data set {name!r} is not ready in {where} ({reason}); {advice}")
 
 
-def check_inside(folder: Path) -> None:
-    """Raises ValueError for a link that leads out of the folder, or a special file in it."""
-    root = folder.resolve()
-    for parent, folders, files in os.walk(root):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise ValueError(f"{path} is a link out of its folder: put the file itself there")
-            if not path.is_dir() and not path.is_file():
-                raise ValueError(f"{path} must be a regular file")
-
-
 def existing(name: str, path: Path, *, folder: bool = False) -> Path:
     """Returns the path of a user's file or folder; raises DataNotFoundError if it is missing."""
     if not (path.is_dir() if folder else path.is_file()):
