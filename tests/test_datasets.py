@@ -123,12 +123,6 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "channels first": ({"x": np.zeros((4, 3, 8, 8))}, r"x must be images.* got \[4, 3, 8, 8\]"),
     "grey channel first": ({"x": np.zeros((4, 1, 8, 8), np.uint8)}, "x must be images"),
     "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
-    "masked x": (
-        {"x": np.ma.masked_equal(X, 0)},
-        r"x must have no masked values, got 8.*x\.filled",
-    ),
-    "masked y": ({"y": np.ma.masked_equal(Y, 1)}, "y must have no masked values, got 2"),
-    "masked client": ({"client": np.ma.masked_equal(Y, 1)}, "client must have no masked values"),
     "one-hot y": (
         {"y": np.eye(2, dtype=int)[Y]},
         "y must .*one-hot rows.* or task=multi",

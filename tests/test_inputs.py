@@ -235,18 +235,6 @@ def test_tokens_that_jax_would_wrap_are_refused() -> None:
         check_sets(data, {"test": eval_set(tokens[:1].astype(np.int32), [0])}, 1, **PLAIN)
 
 
-@pytest.mark.parametrize("masked", ["x", "y"])
-def test_masked_arrays_are_refused(masked: str) -> None:
-    """NumPy would show what lies under the mask."""
-    given: dict[str, Any] = {"x": np.zeros((2, 1)), "y": np.array([0, 1])}
-    given[masked] = np.ma.masked_equal(given[masked], 0)
-    owners = partition_from_lists([[0], [1]])
-    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
-        fs.client_data(**given, partitions=owners)
-    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
-        eval_set(**given)
-
-
 def test_any_byte_order_is_taken() -> None:
     """JAX knows the machine's alone: it rejected the model instead."""
     x, y = np.arange(6.0).reshape(3, 2).astype(">f4"), np.array([0, 1, 1], ">i8")

@@ -360,29 +360,6 @@ def test_a_heat_map_is_the_shares(tmp_path: Path, figures: list[Any]) -> None:
     assert len({axis.get_xlim() for axis in figure.axes[1:4:2]}) == 1
 
 
-def test_lines_of_a_large_heat_map_are_means(tmp_path: Path, figures: list[Any]) -> None:
-    table = skewed(1000)  # 500 lines of two clients
-    draw_partition([table], tmp_path / "p.png", ["a"])
-    heat, beside, _ = figures[0].axes
-    drawn, sizes = np.asarray(heat.images[0].get_array()), table.sum(axis=1)
-    share = table / sizes[:, None]
-    order = sorted(range(1000), key=lambda k: (share[k].argmax(), -share[k].max()))
-    np.testing.assert_allclose(drawn, share[order].reshape(500, 2, 10).mean(axis=1))
-    lengths = beside.collections[0].get_paths()[0].vertices[:, 0]
-    assert set(sizes[order].reshape(500, 2).mean(axis=1)) == set(lengths) - {0}
-    assert beside.get_xlabel() == "mean $n_k$"
-
-
-def test_a_picture_of_more_clients_is_no_more_work(tmp_path: Path, figures: list[Any]) -> None:
-    for clients in (1000, 10_000):
-        draw_partition([skewed(clients)], tmp_path / "p.png", ["a"])
-    small, large = ([type(artist) for artist in figure.findobj()] for figure in figures)
-    assert abs(len(small) - len(large)) < 50  # ticks
-    heat, beside, _ = figures[1].axes
-    assert heat.images[0].get_array().shape == (500, 10)
-    assert len(beside.collections[0].get_paths()[0].vertices) < 5 * 500
-
-
 def test_titles_and_names_of_classes_are_written(tmp_path: Path, figures: list[Any]) -> None:
     names = ["cat", "dog", "$5"]
     for clients in (4, 201):

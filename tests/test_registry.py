@@ -29,7 +29,6 @@ from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import DATASETS, load_dataset
-from fedjax_sim.data.sources import KINDS
 from fedjax_sim.models import MODELS
 from fedjax_sim.partition import SAMPLERS
 
@@ -319,7 +318,7 @@ def test_other_words_are_for_names_that_exist_and_are_no_names_themselves() -> N
     of_groups = {field.name for of in GROUPS.values() for field in dataclasses.fields(of)}
     of_methods = {key for name in ALGORITHMS.own for key in parameters(name)}
     flags = {*map(plain, of_groups | of_methods), "algo", "compare"}
-    names = {plain(name) for of in (SAMPLERS.own, DATASETS.own, MODELS.own, KINDS) for name in of}
+    names = {plain(name) for of in (SAMPLERS.own, DATASETS.own, MODELS.own) for name in of}
     for name, words in OTHER_WORDS.items():
         assert plain(name) in flags | names, name
         same = flags if plain(name) in flags else names

@@ -138,7 +138,7 @@ def from_arrays(
         categories are numbered in sorted order.
 
     Raises:
-        ValueError: if shapes do not match; values are masked, not finite or too large for their
+        ValueError: if shapes do not match; values are not finite or too large for their
             dtype; images are channels-first; the task of y is ambiguous; labels skip a number or do
             not match the class names; no test class is in the training set; or a client or category
             is missing. The message names the argument.

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.int64]
 MAX_BARS = 200  # clients; thinner bars are indistinguishable
-MAX_ROWS = 500  # of a heat map; screens and printers resolve few more in that height
 CLASS_WIDTH = 0.1  # inches of a labelled class
 
 
@@ -32,7 +31,7 @@ def draw_partition(
     Up to 200 clients and 10 classes, each client is a stacked bar of length n_k with a colour for
     each class, on the same scale in all panels. Beyond that, each client is a row of a heat map of
     p_k(y), the share of class y in the client's samples, next to its n_k; clients are sorted by
-    their largest class, the purest first, and beyond 500 clients a row is the mean of neighbours.
+    their largest class, the purest first.
     With a single class, or without classes, only sizes are drawn, one bar each. Titles show EMD and
     sizes. More than 4 partitions make the figure wider than a page.
 
@@ -137,9 +136,9 @@ def _draw_heat(
             heat.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         heat.set_title(head)
         heat.set_xlabel("class")
-        edges = np.linspace(0, len(table), len(sizes) + 1)
+        edges = np.arange(len(sizes) + 1)
         bars.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
-        bars.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
+        bars.set_xlabel("$n_k$")
         bars.set_xlim(0, 1.02 * longest)
         bars.xaxis.set_major_locator(MaxNLocator(1, integer=True))
         bars.tick_params(left=False)
@@ -156,18 +155,12 @@ def _draw_heat(
     )
 
 
-def _heat_rows(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Computes the rows of a heat map and their sizes: means of neighbours if N > MAX_ROWS."""
+def _heat_rows(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns the rows of a heat map and their sizes, sorted by the largest class."""
     sizes = table.sum(axis=1)
     share = table / np.maximum(sizes, 1)[:, None]
     order = np.lexsort((-share.max(axis=1), share.argmax(axis=1)))
-    rows = min(len(table), MAX_ROWS)
-    starts = np.arange(rows) * len(table) // rows
-    merged = np.diff(starts, append=len(table))
-    return (
-        np.add.reduceat(share[order], starts) / merged[:, None],
-        np.add.reduceat(sizes[order], starts) / merged,
-    )
+    return share[order], sizes[order]
 
 
 def draw_skew(
