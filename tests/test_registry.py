@@ -225,8 +225,8 @@ def test_a_factory_of_any_flax_module_is_a_model(name: str, mine: ModuleType) ->
 def register_all(mine: ModuleType) -> None:
     ALGORITHMS.register("fed_mine", mine.fed)
     DATASETS.register(mine.blobs)
-    MODELS.register("net")(mine.net)
-    SAMPLERS.register()(mine.slices)
+    MODELS.register("net", mine.net)
+    SAMPLERS.register(mine.slices)
 
 
 @pytest.mark.slow

@@ -122,20 +122,18 @@ class Registry(Mapping[str, T]):
         return ":" in name or (name in self._values and name not in self.own)
 
     @overload
-    def register(self, name: str | None = None, /) -> Callable[[V], V]: ...
-    @overload
     def register(self, name: str, value: V, /) -> V: ...
     @overload
     def register(self, value: V, /) -> V: ...
-    def register(self, name: Any = None, value: Any = None, /) -> Any:
-        """Adds a value: ``@register``, ``@register("name")`` or ``register("name", value)``.
+    def register(self, name: Any, value: Any = None, /) -> Any:
+        """Adds a value: ``@register`` above a function, or ``register("name", value)``.
 
         Args:
-            name: its name, by default its ``__name__``; or the value itself.
-            value: the value; None to decorate it.
+            name: its name; or the value itself, which then has its ``__name__``.
+            value: the value.
 
         Returns:
-            The value as it was given, or a decorator.
+            The value as it was given.
 
         Raises:
             ValueError: if the name is taken or no name, or the value is of another kind. A function
@@ -143,9 +141,9 @@ class Registry(Mapping[str, T]):
         """
         if value is not None:
             return self._add(name, value)
-        if name is None or isinstance(name, str):
-            return lambda decorated: self._add(_name_of(decorated, name), decorated)
-        return self._add(_name_of(name, None), name)
+        if not hasattr(name, "__name__"):
+            raise ValueError(f"name must be given for what has no __name__, got {_described(name)}")
+        return self._add(name.__name__, name)
 
     def resolve(self, text: str) -> tuple[str, T]:
         """What a user means by a text.
@@ -248,13 +246,6 @@ def error_text(error: Exception) -> str:
     # What a ValueError says is made to be read by itself.
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return f"{kind}{error}{where}"
-
-
-def _name_of(value: Any, name: str | None) -> str:
-    found = getattr(value, "__name__", None) if name is None else name
-    if found is None:
-        raise ValueError(f"name must be given for what has no __name__, got {_described(value)}")
-    return str(found)
 
 
 def _place(value: Any) -> tuple[Any, Any] | int:
