@@ -13,7 +13,6 @@ import pytest
 from conftest import known
 from PIL import Image
 
-from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import DataNotFoundError, load_dataset, parse_dataset
@@ -340,9 +339,9 @@ def test_folder_refuses(tmp_path: Path) -> None:
     bad.unlink()
     check_refused(r"eel must have an image \(.png, .jpg, .jpeg\), got none", name)
     bad.parent.rmdir()
-    check_refused("test must have a folder of images", name)
+    check_refused("test must have folders of train's classes, cat, eel, got none", name)
     (tmp_path / "test/dog").mkdir()
-    check_refused("test must have folders of train's classes, cat, eel, got 'dog'", name)
+    check_refused("test must have folders of train's classes, cat, eel, got dog", name)
     for file in (tmp_path / "train/eel").iterdir():
         file.unlink()
     (tmp_path / "train/eel").rmdir()
@@ -443,27 +442,3 @@ def test_the_command_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     setup = build(parse([*argv, "--folds", "4", "--seeds", "1"]))
     assert setup.problem.scaled
     assert setup.partitions[0].sizes.tolist() == [10] * 4  # test rows too
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("csv:pets.csv,label=kind", "pets.csv,label=kind: line 3, column 'a' must be a number"),
-        ("csv:pets.csv,lable=kind", "--dataset: csv: takes"),
-        ("folder:nowhere", "there is no folder nowhere"),
-    ],
-)
-def test_the_command_refuses_in_a_line(
-    name: str,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("pets.csv").write_text("a,kind\n1,cat\nx,dog\n")
-    assert bench.main(["--dataset", name, "--rounds", "1", "--no-cache"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["pets.csv"]

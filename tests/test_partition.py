@@ -289,11 +289,6 @@ def test_validation_names_what_is_wrong(partition: Partition, message: str) -> N
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        (
-            [[0], [2**40]],
-            "lists must have positions in 0 to 2147483647, got 1099511627776 for .* 1",
-        ),
-        ([[-1]], "lists must have positions in 0 to 2147483647, got -1 for client 0"),
         ([[0], [0.5]], r"lists must have integer positions .* got float64 \[1\] for client 1"),
         ([[[0]]], r"lists must have integer positions .* got int64 \[1, 1\] for client 0"),
     ],
@@ -365,7 +360,7 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label(np.r_[y[:8], np.zeros(40, int)], 16, labels_per_client=1, seed=0),
-            "clients must all get samples, got 16, of which 6 are empty .* use at most 8 clients",
+            "clients must all get samples, got 16, of which 6 are empty .* use fewer clients",
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),

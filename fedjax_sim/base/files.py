@@ -7,7 +7,7 @@ import io
 import os
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -33,8 +33,8 @@ def memory_of_host() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
-    """Reads the arrays of a ``.npz`` file by name, all or some, each checked against its checksum.
+def read_npz(path: Path) -> Arrays:
+    """Reads the arrays of a ``.npz`` file by name, each checked against its checksum.
 
     Raises:
         OSError: if the file cannot be opened.
@@ -44,8 +44,8 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "a.npz"
         >>> write_npz(file, {"w": np.arange(3), "b": np.zeros(2)})
-        >>> read_npz(file, ["w"])
-        {'w': array([0, 1, 2])}
+        >>> read_npz(file)
+        {'w': array([0, 1, 2]), 'b': array([0., 0.])}
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -53,8 +53,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
-                chosen = {n: i for n, i in members.items() if names is None or n in names}
-                return {name: _array(archive, info) for name, info in chosen.items()}
+                return {name: _array(archive, info) for name, info in members.items()}
         except Exception as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             raise DamagedError(f"{path}: not a whole .npz file of arrays: {reason}") from error

@@ -45,13 +45,11 @@ def image_folder(
             f"{train} must have a folder for each class, got {', '.join(names) or 'none'}"
         )
     unknown = [c for c in classes[-1] if c not in names]
-    if unknown:
+    if unknown or not classes[-1]:
         raise ValueError(
             f"{places[-1]} must have folders of train's classes, {', '.join(names)}, got "
-            f"{unknown[0]!r}"
+            f"{', '.join(unknown) or 'none'}"
         )
-    if not classes[-1]:
-        raise ValueError(f"{places[-1]} must have a folder of images for a class, got none")
     files = [
         [(file, c) for c in classes_of for file in _image_files(place / c)]
         for place, classes_of in zip(places, classes, strict=True)

@@ -15,7 +15,6 @@ from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-CLIENTS = ("client_train", "client_test")
 KINDS = {"f": "float", "U": "text"}
 
 
@@ -33,7 +32,7 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
     ``client_train``, or both ``client_train`` and ``client_test``, may be the natural client of
     each sample, numbers or texts. uint8 ``[n, H, W]`` are grey images and get a channel axis.
     """
-    arrays = read_npz(existing(name, file), (*ARRAYS, *CLIENTS))
+    arrays = read_npz(existing(name, file))
     missing = [key for key in ARRAYS if key not in arrays]
     if missing:
         raise ValueError(
