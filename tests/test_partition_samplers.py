@@ -341,19 +341,6 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
         natural([0.5])
 
 
-def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
-    training, test = np.array([3, 9, 3, 5]), np.array([9, 8, 3, 3])
-    ids = [3, 9]
-    assert [own.tolist() for own in natural(training, ids=ids).lists] == [[0, 2], [1]]
-    assert [own.tolist() for own in natural(test, ids=ids).lists] == [[2, 3], [0]]
-    with pytest.raises(ValueError, match=r"ids must be groups with at least 1 samples, got 5$"):
-        natural(test, ids=[3, 5])
-    with pytest.raises(ValueError, match=r"ids must be .* at least 2 samples, got 8 and 1 more"):
-        natural(test, min_size=2, ids=[9, 8])
-    with pytest.raises(ValueError, match="ids must be different, got 1 twice"):
-        natural(test, ids=[3, 3])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
