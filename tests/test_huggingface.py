@@ -170,6 +170,8 @@ def test_other_tasks_and_inputs() -> None:
     assert repr(data.task) == "multi_label(2)"
     assert len(data.test_y) == 5
     assert {*map(tuple, data.train_y.tolist())} == {(True, True), (False, True)}
+    lists = pets(tags=flags, words=flags).select_columns(["words", "tags"])
+    assert from_huggingface("pets", lists, label="tags").train_x.shape == (16, 2)
     pairs = [[0.5 * i, 1.0] for i in range(20)]
     data = from_huggingface("pets", pets(pair=pairs), target="pair", input="height")
     assert repr(data.task) == repr(tasks.regression(2))

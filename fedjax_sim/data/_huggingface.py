@@ -268,7 +268,8 @@ def _read_frame(rows: Any, columns: Sequence[str]) -> Any:
     """Returns columns as a pandas frame; class labels are categories, in which -1 is missing."""
     import pandas as pd
 
-    frame = rows.select_columns(list(columns)).to_pandas()
+    index = pd.RangeIndex(len(rows), name="row")  # pandas has no rows without columns
+    frame = pd.DataFrame(rows.select_columns(list(columns)).to_pandas(), index=index)
     for column in columns:
         feature = rows.features[column]
         if hasattr(feature, "int2str"):
@@ -279,7 +280,6 @@ def _read_frame(rows: Any, columns: Sequence[str]) -> Any:
                 f"column {column!r} must be numbers or texts, as all columns without a role are "
                 f"inputs, got {feature}: use input=COLUMN to select one column of images or numbers"
             )
-    frame.index.name = "row"
     return frame
 
 
