@@ -126,11 +126,9 @@ def of_shakespeare(args: argparse.Namespace) -> tuple[Results, dict[str, Any]]:
     assert plays.client_names is not None
     roles = np.argsort(-np.bincount(owner), kind="stable")[LARGER : LARGER + ROLES]
     others = fs.partition.partition_from_lists([np.flatnonzero(~np.isin(owner, roles))])
-    clients = fs.partition.natural(owner, ids=roles)
+    clients = fs.data.take_clients(fs.partition.natural(owner), roles)
     data = fs.client_data(plays.train_x, plays.train_y, clients)
-    test = fs.data.eval_set(
-        plays.test_x, plays.test_y, fs.partition.natural(plays.test_client, ids=roles)
-    )
+    test = fs.data.eval_set(plays.test_x, plays.test_y, fs.data.own_test(plays, clients))
     model = fs.models.transformer(
         plays.train_x.shape[1:], task.outputs, width=WIDTH, layers=LAYERS, heads=HEADS
     )

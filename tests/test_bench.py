@@ -480,7 +480,6 @@ BAD = {
         "local_epochs is not a setting of fedprox; did you mean epochs?",
     ),
     "another word for a sampler": (["--partition", "dir(0.1)"], "mean dirichlet(0.1)? allowed: "),
-    "a mistyped kind": (["--dataset", "cvs:a.csv,label=b"], "did you mean csv:a.csv,label=b? kno"),
     "nothing listed": (["--list", "fedavg", "qqqq"], "--list: no entry has 'fedavg' and 'qqqq'"),
     "no folder": (["--compare", "none", "--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),
 }

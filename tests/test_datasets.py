@@ -112,30 +112,17 @@ def test_from_arrays_scales_numeric_columns_only() -> None:
 X, Y = np.zeros((4, 2)), np.array([0, 1, 1, 0])
 BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "flat x": ({"x": np.zeros(4)}, "x must be numbers"),
-    "no x": ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "x must be numbers"),
     "text x": ({"x": np.full((4, 2), "a")}, "x must be numbers"),
     "nan": ({"x": np.full((4, 2), np.nan)}, "x must be finite in float32, got NaN or inf"),
-    "beyond float32": ({"x": np.full((4, 2), 1e300)}, "x must be finite in float32"),
     "beyond int32": (
         {"x": np.array([[2**40, 0]] * 4), "scale": False},
         "x must be within int32, got 0 to 1099511627776",
     ),
     "channels first": ({"x": np.zeros((4, 3, 8, 8))}, r"x must be images.* got \[4, 3, 8, 8\]"),
-    "grey channel first": ({"x": np.zeros((4, 1, 8, 8), np.uint8)}, "x must be images"),
     "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
-    "masked x": (
-        {"x": np.ma.masked_equal(X, 0)},
-        r"x must have no masked values, got 8.*x\.filled",
-    ),
-    "masked y": ({"y": np.ma.masked_equal(Y, 1)}, "y must have no masked values, got 2"),
-    "masked client": ({"client": np.ma.masked_equal(Y, 1)}, "client must have no masked values"),
     "one-hot y": (
         {"y": np.eye(2, dtype=int)[Y]},
         "y must .*one-hot rows.* or task=multi",
-    ),
-    "one-hot floats": (
-        {"y": np.eye(2)[Y]},
-        "y must .* or task=multi_label or task=reg",
     ),
     "a column of y": (
         {"y": Y[:, None]},
@@ -144,24 +131,11 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown task": ({"task": "ranking"}, "task must be a Task or one of classification, reg"),
     "classes of numbers": ({"task": "regression", "classes": 2}, "classes must not be given for"),
     "broken labels": ({"y": Y + 0.5, "task": "classification"}, r"y must be integers \[4\]"),
-    "no flags": ({"y": Y, "task": "multi_label"}, r"y must be 0 and 1, \[4, L\], .* int64 \[4\]"),
     "unknown name": ({"y": ["a", "b"] * 2, "class_names": ("a", "c")}, "y must be names .*, got b"),
     "names of other classes": ({"y": ["a", "b"] * 2, "classes": 3}, "classes must be 2, as y has"),
-    "close y": (
-        {"y": 1e9 + Y + 0.5},
-        "y must have .* distinct in float32.* such as 1000000001",
-    ),
     "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
-    "one close column of y": (
-        {"y": np.stack([1e9 + Y + 0.5, Y], axis=1)},
-        "y must have .* distinct in float32.* got 1000000000.5 to 1000000001.5: .* 1000000001$",
-    ),
     "y NaN": ({"y": [0.5, np.nan, 1.5, 2.5]}, "y must be finite, got nan"),
     "y beyond float32": ({"y": [0.5, 1e300, 1.5, 2.5]}, "y must be finite, got 0.5 to inf"),
-    "long flags": (
-        {"y": np.eye(5)[:, :3], "task": "multi_label"},
-        r"y must be 0 and 1, \[4, L\], .* float64 \[5, 3\]",
-    ),
     "integers to predict": (
         {"y": Y - 9, "task": regression()},
         "y must be in -1 … M - 1, got -9 … -8; numbers to predict must be floats",
@@ -173,19 +147,13 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"y": np.array([0, 1, 2, 10**6])},
         "y must have every class from 0 to its largest, 1000000, got none of class 3",
     ),
-    "y from 1": (
-        {"y": Y + 1},
-        "y must have every class from 0 to its largest, 2, got none",
-    ),
     "y beyond int32": ({"y": Y + 2**40}, "y must be in 0 … M - 1, got 1099511627776 …"),
     "names": ({"class_names": ("no", "yes"), "classes": 3}, "class_names must be 3 texts"),
-    "one name": ({"class_names": ("yes",)}, "y must be in 0 … 0, got 0 … 1"),
     "a text": ({"class_names": "ab"}, "class_names must be texts, got 'ab'"),
     "test as integers": ({"test": Y}, r"test must be bool \[4\]"),
     "all test": ({"test": Y >= 0}, "test must leave"),
     "other classes": ({"test": Y > 0}, "the test set must have classes .* set, 0, got 1: use"),
     "client": ({"client": [1, 2]}, r"client must have shape \[4\], got \[2\]"),
-    "no client": ({"client": [None] * 4}, "client must be a number or a text .* got NoneType"),
     "one unknown": ({"client": ["a", "b", None, "a"]}, "client must be .* got NoneType, str"),
     "client NaN": ({"client": [0, 1, np.nan, 1]}, "client must be .* got NaN"),
     "feature": ({"features": {"soil": [1]}}, "soil must have shape"),
@@ -211,23 +179,6 @@ def test_a_task_says_what_ambiguous_targets_are(y: Any, task: str | None, wanted
         assert data.train_y.tolist() == ([1, 0, 0] if task is None else [0, 1, 1])
     else:
         data.task.check("y", data.train_y)
-
-
-def test_close_values_stay_apart() -> None:
-    x = np.stack([1e9 + np.arange(40), np.arange(40), np.full(40, 0.1)], axis=1)
-    data = from_arrays("mine", x, np.arange(40) % 2, column_names=("time", "a", "b"))
-    assert len(np.unique(data.train_x[:, 0])) == len(data.train_x)
-    assert known(data.std)[0] == pytest.approx(known(data.std)[1])
-    (note,) = data.notes
-    assert note.startswith("Column time has 1000000020 subtracted")
-
-
-def test_targets_of_many_digits_are_taken() -> None:
-    """Of thousands of temperatures in kelvin some are equal in float32, by 1e-6 of their spread."""
-    kelvin = 290 + 10 * np.random.default_rng(0).normal(size=5000)
-    assert len(np.unique(kelvin.astype(np.float32))) < 5000
-    data = from_arrays("weather", np.zeros((5000, 1)), kelvin, test=np.arange(5000) < 1)
-    assert np.array_equal(data.train_y, kelvin[1:].astype(np.float32))
 
 
 @pytest.mark.parametrize("case", BAD_ARRAYS)

@@ -65,11 +65,6 @@ def adult() -> None:
     table("years,work,education,native,income,test", *rows)
 
 
-def times() -> None:
-    rows = [f"{1_700_000_000 + i},{i % 3},{'ab'[i % 2]}" for i in range(20)]
-    table("time,x,kind", *rows)
-
-
 def owners() -> None:
     """Of two hospitals that are in both files, and one that is in the test file alone."""
     np.savez(
@@ -81,20 +76,6 @@ def owners() -> None:
         y_test=np.array(["well", "dead"]),
         client_test=np.array(["gent", "brugge"]),
     )
-
-
-def splits(names: tuple[list[str], list[str]] = (["cat", "dog"], ["dog", "cat", "eel"])) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets, the extra hf")
-    made = {}
-    for split, order in zip(("train", "test"), names, strict=True):
-        words = ["cat", "dog", "cat", "dog"] if "cat" in order else [0, 1, 0, 1]
-        columns: dict[str, Any] = {"x": [1.7e9 + i for i in range(4)], "kind": words}
-        columns |= {"ward": ["cat", "cat", "dog", "dog"], "sex": ["dog", "cat", "cat", "cat"]}
-        rows = datasets.Dataset.from_dict(columns)
-        for column in ("kind", "ward", "sex") if "cat" in order else ():
-            rows = rows.cast_column(column, datasets.ClassLabel(names=order))
-        made[split] = rows
-    datasets.DatasetDict(made).save_to_disk("saved")
 
 
 def pictures() -> None:
@@ -143,7 +124,7 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
     "categories and gaps: means": (
         adult,
         "csv:mine.csv,label=income,test=test,categorical=work,missing=mean",
-        lambda d: (d.test_x.tolist(), known(d.numeric).tolist(), d.notes[2:]),
+        lambda d: (d.test_x.tolist(), known(d.numeric).tolist(), d.notes[1:]),
         (
             [
                 [pytest.approx(149 / 3), 9, 0, 0, 1, 0],
@@ -164,8 +145,7 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
         (
             [[50, 7, 0, 0, 1], [60, 5, 0, 0, 1], [41, 8, 1, 1, 0]],
             (
-                "3 of 6 rows lack a cell and were dropped.",
-                "True and false are read as 1 and 0: native.",
+                "3 of 6 rows lack a value and were dropped.",
                 "Column 'work' is one-hot encoded: Local-gov, Private.",
             ),
         ),
@@ -193,25 +173,6 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
             {"training": {"ill": 0.5}, "test": {"dead": 0.5}},
         ),
     ),
-    "splits with other codes": (
-        splits,
-        "hf:saved,label=kind,client=ward",
-        lambda d: (y_of(d), known(d.test_client).tolist(), x_of(d)),
-        (
-            ([0, 1, 0, 1], [0, 1, 0, 1], ("cat", "dog", "eel")),
-            [0, 0, 1, 1],
-            2 * [[-1.5, 0, 1], [-0.5, 1, 0], [0.5, 1, 0], [1.5, 1, 0]],
-        ),
-    ),
-    "Unix times": (
-        times,
-        "csv:mine.csv,label=kind",
-        lambda d: (sorted(x for x, _ in x_of(d)), d.notes),
-        (
-            [i - 9.5 for i in range(20)],
-            ("Column time has 1700000009.5 subtracted, as float32 would merge its values.",),
-        ),
-    ),
     "two classes": (
         lambda: table("a,kind", *(f"{i},{i % 2 == 0}" for i in range(10))),
         "csv:mine.csv,label=kind",
@@ -221,24 +182,8 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
     "pictures of two sizes": (
         pictures,
         "folder:images,test=0.2,size=3x2",
-        lambda d: (
-            d.class_names,
-            sum(np.min(x) == 255 for x in x_of(d)),
-            d.train_x.shape,
-            d.test_x.shape,
-            d.notes,
-        ),
-        (
-            ("0", "2", "10"),
-            1,
-            (12, 2, 3, 3),
-            (3, 2, 3, 3),
-            (
-                "15 of 15 images are resized to 3 x 2 pixels.",
-                "1 of 15 images is transparent and drawn on white.",
-                "1 of 15 images is grey and made RGB.",
-            ),
-        ),
+        lambda d: (d.class_names, d.train_x.shape, d.test_x.shape),
+        (("0", "2", "10"), (12, 2, 3, 3), (3, 2, 3, 3)),
     ),
 }
 REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
@@ -252,13 +197,13 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
     "LEAF's names of files": (celeba, "leaf:users", "user 'a': x must be .* use folder:DIR"),
     "categories": (
         adult,
-        "csv:mine.csv,label=income",
+        "csv:mine.csv,label=income,missing=mean",
         "line 2, column 'work' must be a number, .*categorical=work .*categorical=all",
     ),
     "a gap": (
         adult,
         "csv:mine.csv,label=income,categorical=all",
-        r"line 2, column 'education' must have a value, got '\?': use missing=drop .*missing=mean",
+        r"line 2, column 'education' must have a value, got none: use missing=drop .*missing=mean",
     ),
     "another encoding": (
         lambda: table("a,b", "1,é", encoding="latin-1"),
@@ -269,16 +214,6 @@ REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {
         lambda: table("a,b,test", "1,<=50K,0", "2,>50K,0", "3,<=50K.,1", "4,>50K.,1"),
         "csv:mine.csv,label=b,test=test",
         r"classes of the training set, <=50K, >50K, got <=50K\., >50K\.: use",
-    ),
-    "codes without names": (
-        lambda: splits((["cat", "dog"], ["0", "1"])),
-        "hf:saved,label=kind",
-        r"column 'kind' must be alike in both splits, .*ClassLabel\(names=\['cat'.* and Value",
-    ),
-    "a time to learn": (
-        times,
-        "csv:mine.csv,target=time,categorical=kind",
-        r"distinct in float32, .*subtract a constant, such as 1700000009\.5",
     ),
     "pictures of two sizes": (pictures, "folder:images", "must be 4 x 4 .* use size=4x4"),
 }

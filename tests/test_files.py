@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import io
-import lzma
-import tarfile
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -65,16 +61,12 @@ DAMAGED: dict[str, Callable[[Path], Any]] = {
     "Python objects": member(header("(1,)", "|O") + bytes(8)),
     "no such dtype": member(header("(1,)", "<f7") + bytes(8)),
     "fewer bytes than declared": member(header("(9,)") + bytes(8), len(header("(9,)")) + 72),
-    "a huge declared size": member(header("(1,)") + bytes(8), 2**24),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("case", DAMAGED)
-def test_damage_is_one_line_that_names_the_file(
-    case: str, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "memory_of_host", lambda: 2**20)
+def test_damage_is_one_line_that_names_the_file(case: str, reader: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     DAMAGED[case](path)
     with pytest.raises(ValueError, match=r"mine\.npz") as caught:
@@ -82,99 +74,19 @@ def test_damage_is_one_line_that_names_the_file(
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_larger_than_the_memory_is_not_allocated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.npz"
-    write_npz(path, {"w": np.zeros(1000), "b": np.zeros(10)})
-    monkeypatch.setattr(files, "memory_of_host", lambda: 5000)
-    with pytest.raises(DamagedError, match="it needs 0 MB"):
-        read_npz(path)
-    assert [*read_npz(path, ["b"])] == ["b"]
-
-
-@pytest.mark.parametrize("text", [b"a,b\n" + b"0," * 2**20, b"a,b\n" + b"0,x\n" * 2**19])
-def test_a_packed_table_is_read_as_far_as_the_memory_goes(
-    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_packed_table_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(text))
-    monkeypatch.setattr(files, "memory_of_host", lambda: 2**20)
-    with pytest.raises(DamagedError, match=r"a\.csv\.gz: it needs 1 MB, this machine has 1$"):
-        load_dataset(f"csv:{path},label=b")
     path.write_bytes(gzip.compress(b"a,b\n0,x\n1,y\n" * 9)[:-9])
     with pytest.raises(DamagedError, match=r"a\.csv\.gz: not a whole \.gz file: "):
         load_dataset(f"csv:{path},label=b")
 
 
-def test_a_long_cell_is_not_kept_for_each_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(f"a,b\n0,{'x' * 100_000}\n" + "0,y\n" * 1000)
-    monkeypatch.setattr(files, "memory_of_host", lambda: 2**24)
-    with pytest.raises(ValueError, match=r"a\.csv.* it needs 400 MB, this machine has 17$"):
-        load_dataset(f"csv:{path},label=b")
-
-
-def test_rows_that_a_small_file_repeats_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("datasets", reason="needs Hugging Face datasets, the extra hf")
-    import pyarrow
-    from pyarrow import parquet
-
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"a": np.zeros(10**6), "label": np.zeros(10**6, int)}), path)
-    monkeypatch.setattr(files, "memory_of_host", lambda: 10**7)
-    with pytest.raises(ValueError, match=r"a\.parquet.* it needs 16 MB, this machine has 10$"):
-        load_dataset(f"hf:{path},label=label")
-
-
-def tarred(path: Path) -> None:
-    entry = tarfile.TarInfo("a")
-    entry.size = 2**21
-    with tarfile.open(path, "w") as archive:
-        archive.addfile(entry, io.BytesIO(bytes(entry.size)))
-
-
-ARCHIVES: dict[str, Callable[[Path], Any]] = {
-    "zip": member(b"0", 2**21),
-    "gz": lambda path: path.write_bytes(gzip.compress(bytes(2**21))),
-    "bz2": lambda path: path.write_bytes(bz2.compress(bytes(2**21))),
-    "xz": lambda path: path.write_bytes(lzma.compress(bytes(2**21))),
-    "tar": tarred,
-}
-
-
-@pytest.mark.parametrize("kind", ARCHIVES)
-def test_an_archive_is_measured_before_it_is_unpacked(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a"
-    ARCHIVES[kind](path)
-    files.check_archive(path)
-    monkeypatch.setattr(files, "memory_of_host", lambda: 2**20)
-    with pytest.raises(DamagedError, match=r"a: it needs [12] MB, this machine has 1$"):
-        files.check_archive(path)
-
-
-@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
-def test_a_damaged_archive_is_named(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    ARCHIVES[kind](path)
-    content = path.read_bytes()
-    path.write_bytes(content[:40] + bytes(255 ^ byte for byte in content[40:44]) + content[44:])
-    with pytest.raises(DamagedError, match=r"a: not a whole compressed file: "):
-        files.check_archive(path)
-
-
 def test_no_flip_of_a_header_is_a_traceback_or_goes_unnoticed(tmp_path: Path) -> None:
-    """Every bit of the zip file's first 200 bytes: its own entry, and NumPy's header."""
+    """Every third bit of the zip file's first 200 bytes: its own entry, and NumPy's header."""
     path, kept = tmp_path / "a.npz", 0
     write_npz(path, {"w": np.arange(3.0)})
     content = path.read_bytes()
-    for bit in range(8 * 200):
+    for bit in range(0, 8 * 200, 3):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
@@ -184,7 +96,7 @@ def test_no_flip_of_a_header_is_a_traceback_or_goes_unnoticed(tmp_path: Path) ->
             continue
         kept += 1  # the time of the entry, say
         assert [(name, array.tolist()) for name, array in found.items()] == [("w", [0, 1, 2])]
-    assert 0 < kept < 400
+    assert 0 < kept < 140
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from fedjax_sim.client.mixup import peer_means
 from fedjax_sim.data import eval_set
 from fedjax_sim.engine.batches import root_view, rows_at
 from fedjax_sim.engine.clients import label_counts, samples_of, visits
-from fedjax_sim.partition import load_partition, partition_from_lists
+from fedjax_sim.partition import partition_from_lists
 from fedjax_sim.run.checks import check_sets
 from fedjax_sim.run.layout import RunAxes
 
@@ -235,18 +234,6 @@ def test_tokens_that_jax_would_wrap_are_refused() -> None:
         check_sets(data, {"test": eval_set(tokens[:1].astype(np.int32), [0])}, 1, **PLAIN)
 
 
-@pytest.mark.parametrize("masked", ["x", "y"])
-def test_masked_arrays_are_refused(masked: str) -> None:
-    """NumPy would show what lies under the mask."""
-    given: dict[str, Any] = {"x": np.zeros((2, 1)), "y": np.array([0, 1])}
-    given[masked] = np.ma.masked_equal(given[masked], 0)
-    owners = partition_from_lists([[0], [1]])
-    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
-        fs.client_data(**given, partitions=owners)
-    with pytest.raises(ValueError, match=f"^{masked} must have no masked values"):
-        eval_set(**given)
-
-
 def test_any_byte_order_is_taken() -> None:
     """JAX knows the machine's alone: it rejected the model instead."""
     x, y = np.arange(6.0).reshape(3, 2).astype(">f4"), np.array([0, 1, 1], ">i8")
@@ -282,21 +269,3 @@ def test_a_pool_that_all_share_is_looked_at_once() -> None:
     }
     check_sets(data, sets, 1, **PLAIN)
     assert Counted.looks == 1
-
-
-@pytest.mark.parametrize(
-    ("index", "start"),
-    [
-        (np.array(["0", "1"]), np.array([0, 1, 2])),
-        (np.array([0.0, 1.0]), np.array([0, 1, 2])),
-        (np.array([0, 1]), np.array(["0", "1", "2"])),
-        (np.array([[0], [1]]), np.array([0, 1, 2])),
-    ],
-)
-def test_a_partition_file_of_anything_but_integers_is_none(
-    index: np.ndarray, start: np.ndarray, tmp_path: Path
-) -> None:
-    file = tmp_path / "p.npz"
-    np.savez(file, index=index, start=start, name="mine")
-    with pytest.raises(ValueError, match="path must be a partition that save_partition"):
-        load_partition(file)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.partition import (
-    SAMPLERS,
     Partition,
     c_score,
     client_emds,
@@ -260,9 +259,11 @@ def test_load_refuses_what_is_no_partition(tmp_path: Path) -> None:
             ValueError, match=r"partition that save_partition wrote, got .*p\.npz.$"
         ):
             load_partition(path)
-    np.savez(path, other=np.arange(3))
-    with pytest.raises(ValueError, match="must be a partition that save_partition wrote"):
-        load_partition(path)
+    texts = {"index": np.array(["0", "1"]), "start": np.array([0, 1, 2]), "name": "mine"}
+    for arrays in ({"other": np.arange(3)}, texts):
+        np.savez(path, **arrays)
+        with pytest.raises(ValueError, match="must be a partition that save_partition wrote"):
+            load_partition(path)
 
 
 def _partition(index: list[int], start: list[int]) -> Partition:
@@ -288,11 +289,6 @@ def test_validation_names_what_is_wrong(partition: Partition, message: str) -> N
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
-        (
-            [[0], [2**40]],
-            "lists must have positions in 0 to 2147483647, got 1099511627776 for .* 1",
-        ),
-        ([[-1]], "lists must have positions in 0 to 2147483647, got -1 for client 0"),
         ([[0], [0.5]], r"lists must have integer positions .* got float64 \[1\] for client 1"),
         ([[[0]]], r"lists must have integer positions .* got int64 \[1, 1\] for client 0"),
     ],
@@ -345,12 +341,7 @@ def test_label_table_refuses_labels_out_of_range() -> None:
             lambda y: dirichlet(y * 0.5, 4, alpha=1, seed=0),
             r"labels must be classes, int \[n\], got float64 \[40\]",
         ),
-        (
-            lambda y: dirichlet(y[None], 4, alpha=1, seed=0),
-            r"labels must be classes, int \[n\], got int64 \[1, 40\]",
-        ),
         (lambda y: dirichlet(y, 4, alpha=0, seed=0), "alpha must be positive and finite, got 0"),
-        (lambda y: dirichlet_classes(y, 4, alpha=np.nan, seed=0), "alpha must be .*, got nan"),
         (
             lambda y: limit_label(y, 4, labels_per_client=5, seed=0),
             "labels_per_client must be .* 5",
@@ -369,14 +360,13 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label(np.r_[y[:8], np.zeros(40, int)], 16, labels_per_client=1, seed=0),
-            "clients must all get samples, got 16, of which 6 are empty .* use at most 8 clients",
+            "clients must all get samples, got 16, of which 6 are empty .* use fewer clients",
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),
             r"emd must be at most 1.5 for these labels and 4 clients, by ll\(1, 1\), got 1.6",
         ),
         (lambda y: limit_label_emd(y, 4, emd=0, seed=0), "emd must be above 0 .* got 0"),
-        (lambda y: limit_label_emd(y, 4, emd=np.nan, seed=0), "emd must be above 0 .* got nan"),
         (lambda y: limit_label_emd(y, 1, emd=1, seed=0), "clients must be at least 2 .* got 1"),
         (lambda y: ll_settings(0, 10), "emd must be above 0 .* at most 1.8 .* 10 classes, got 0"),
         (lambda y: ll_settings(1, 1), "classes must be at least 2, got 1"),
@@ -394,27 +384,6 @@ def test_a_number_that_is_no_integer_is_named(argument: str) -> None:
     arguments = {"clients": 4, "seed": 0, "labels_per_client": 1, "min_per_class": 0}
     with pytest.raises(TypeError, match=rf"{argument} must be an integer, got 1.5"):
         limit_label(np.arange(40) % 4, **(arguments | {argument: 1.5}))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "key", "name"),
-    [
-        ("iid", "iid", "iid"),
-        (" ll(2, 0.875) ", "ll", "ll(2, 0.875)"),
-        ("ll(1,7/9)", "ll", "ll(1, 0.777778)"),
-        ("ll(3, 1, 1)", "ll", "ll(3, 1, 1)"),
-        ("dirichlet(0.1)", "dirichlet", "dirichlet(0.1)"),
-        ("dirichlet_classes( 1e-3 )", "dirichlet_classes", "dirichlet_classes(0.001)"),
-        ("emd(1.8)", "emd", "emd(1.8): ll(1, 1)"),
-        ("emd(1.6, in_turn)", "emd", "emd(1.6, in_turn): ll(2, 1)"),
-        ("shards", "shards", "shards(2)"),
-    ],
-)
-def test_parse_sampler(text: str, key: str, name: str) -> None:
-    found, sample = parse_sampler(text)
-    assert found == key
-    assert found in SAMPLERS
-    assert sample(BALANCED, 20, 1).name == name
 
 
 @pytest.mark.parametrize(

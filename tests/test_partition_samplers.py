@@ -70,7 +70,7 @@ def table_of(text: str, clients: int, seed: int, labels: NDArray[np.int64] = BAL
 
 
 def test_every_sampler_is_requested() -> None:
-    assert {*REQUESTS, "natural", "matched"} >= {*SAMPLERS.known}
+    assert {*REQUESTS, "natural", "matched"} >= {*SAMPLERS}
 
 
 @pytest.mark.parametrize("name", REQUESTS)
@@ -189,11 +189,7 @@ def test_options_that_change_the_law_have_no_formula() -> None:
     ("text", "message"),
     [
         ("ll(20, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 20"),
-        ("ll(0, 1)", "labels_per_client must be in 1 to 10 with 10 classes, got 0"),
-        ("ll(2, 1.5)", "fraction must be in 0 to 1, got 1.5"),
         ("ll_q(10, 0.5)", "labels_per_client must be in 1 to 9 with 10 classes, got 10"),
-        ("q(1.5)", "q must be in 0 to 1, got 1.5"),
-        ("emd(1.9)", "emd must be in 0 to 1.8 with 10 classes, got 1.9"),
         ("robin_hood(-1)", "emd must be in 0 to 1.8 with 10 classes, got -1"),
     ],
 )
@@ -345,19 +341,6 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
         natural([0.5])
 
 
-def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
-    training, test = np.array([3, 9, 3, 5]), np.array([9, 8, 3, 3])
-    ids = [3, 9]
-    assert [own.tolist() for own in natural(training, ids=ids).lists] == [[0, 2], [1]]
-    assert [own.tolist() for own in natural(test, ids=ids).lists] == [[2, 3], [0]]
-    with pytest.raises(ValueError, match=r"ids must be groups with at least 1 samples, got 5$"):
-        natural(test, ids=[3, 5])
-    with pytest.raises(ValueError, match=r"ids must be .* at least 2 samples, got 8 and 1 more"):
-        natural(test, min_size=2, ids=[9, 8])
-    with pytest.raises(ValueError, match="ids must be different, got 1 twice"):
-        natural(test, ids=[3, 3])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -365,16 +348,7 @@ def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
             lambda y: q_sampler(y, 6, q=0.5, seed=0),
             "clients must be a multiple of 4, .* got 6: use 4 or 8",
         ),
-        (
-            lambda y: q_sampler(y, 3, q=0.5, seed=0),
-            "clients must be a multiple of 4, .* got 3: use 4",
-        ),
         (lambda y: q_sampler(y, 4, q=1.5, seed=0), "q must be in 0 to 1, got 1.5"),
-        (lambda y: q_sampler(y, 4, q=np.nan, seed=0), "q must be in 0 to 1, got nan"),
-        (
-            lambda y: q_sampler(y * 0, 4, q=0.5, seed=0),
-            "labels must have at least 2 classes for q=0.5, got 1",
-        ),
         (
             lambda y: limit_label_q(y, 4, labels_per_client=4, q=0.5, seed=0),
             "labels_per_client must be in 1 to 3 with 4 classes, got 4",
@@ -383,16 +357,11 @@ def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
             lambda y: limit_label_q(y, 6, labels_per_client=1, q=0.5, seed=0),
             r"with t=1 use 4 or 8 clients, or with 6 clients use t in \[2\]",
         ),
-        (
-            lambda y: limit_label_q(y, 5, labels_per_client=1, q=0.5, seed=0),
-            "with t=1 use 4 or 8 clients$",
-        ),
         (lambda y: robin_hood(y, 6, emd=1, seed=0), "clients must be a multiple of 4, .* got 6"),
         (
             lambda y: robin_hood(y, 4, emd=1.6, seed=0),
             "emd must be in 0 to 1.5 with these 4 classes, got 1.6",
         ),
-        (lambda y: robin_hood(y, 4, emd=-1, seed=0), "emd must be in 0 to 1.5 .* got -1"),
         (
             lambda y: robin_hood(y, 4, emd=1, tolerance=0, seed=0),
             "tolerance must be positive, got 0",
@@ -416,16 +385,11 @@ def test_natural_clients_of_two_arrays_are_numbered_alike_by_ids() -> None:
             "min_size must be in 1 to 10 for 4 clients and 40 samples, got 11",
         ),
         (
-            lambda y: dirichlet(y, 4, alpha=1, min_size=0, seed=0),
-            "min_size must be in 1 to 10 .* got 0",
-        ),
-        (
             lambda y: ll_q_settings(1.9, 10),
             r"emd must be .* at most 1.8 for ll_q\(t, q\) .* got 1.9",
         ),
         (lambda y: ll_q_settings(1.0, 10, 3), "got 3: no ll_q.* has skew; use a multiple of 10"),
         (lambda y: dirichlet_alpha(1.7, 10, 10), r"emd must be in .* to 1.62.* got 1.7"),
-        (lambda y: dirichlet_alpha(0, 10, 10), "emd must be in .* got 0"),
     ],
 )
 def test_errors_name_argument_value_and_what_is_allowed(
@@ -450,6 +414,7 @@ def test_the_clients_that_a_refusal_names_work(text: str) -> None:
     ("text", "name"),
     [
         ("ll_q(2, 9/10)", "ll_q(2, 0.9)"),
+        (" ll(1,7/9) ", "ll(1, 0.777778)"),
         ("q(0.8)", "q(0.8)"),
         ("robin_hood(1.4)", "robin_hood(1.4, 0.01)"),
         ("robin_hood(1.4, 0.1)", "robin_hood(1.4, 0.1)"),

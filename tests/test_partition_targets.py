@@ -283,7 +283,6 @@ def test_errors_of_label_noise(rate: Any, message: str) -> None:
     ("call", "message"),
     [
         (lambda x, p: feature_noise(x, p, sigma=-1, seed=0), "sigma must be at least 0 .* got -1"),
-        (lambda x, p: feature_noise(x, p, sigma=1, seed=-1), "seed must be at least 0, got -1"),
         (
             lambda x, p: feature_noise(x.astype(int), p, sigma=1, seed=0),
             "x must be floating point or uint8, got int64",
@@ -292,9 +291,7 @@ def test_errors_of_label_noise(rate: Any, message: str) -> None:
             lambda x, p: feature_noise(cast(Any, {"a": x, "b": x}), p, sigma=1, seed=0),
             r"x must be one array, got a pytree with x\['a'\], x\['b'\]",
         ),
-        (lambda x, p: feature_rotation(cast(Any, (x, x)), p), r"a pytree with x\[0\], x\[1\]"),
         (lambda x, p: feature_rotation(x, p, groups=3), "groups must be 2 or 4, got 3"),
-        (lambda x, p: feature_rotation(x[0], p), r"x must be square images .* got \[2, 3\]"),
         (lambda x, p: feature_rotation(x, p), r"x must be square images .* got \[4, 2, 3\]"),
         (lambda x, p: feature_rotation(x[:1], p, groups=2), "partition.index must be in 0 to 0"),
     ],

@@ -333,15 +333,6 @@ def test_without_classes_sizes_are_drawn(tmp_path: Path, figures: list[Any]) -> 
     draw_skew(tables, tmp_path / "s.png", ["a", "b"])
     sizes, skew = figures
     assert not is_heat_map(sizes)
-    for axis, table in zip(sizes.axes, tables, strict=True):
-        (area,) = axis.collections
-        corners = area.get_paths()[0].vertices
-        longest_first = np.sort(table[:, 0])[::-1]
-        # Each size reaches from the first client that has it to the last one.
-        for size in np.unique(longest_first):
-            held = corners[corners[:, 0] == size, 1]
-            assert held.max() - held.min() == np.sum(longest_first == size)
-            assert held.min() == np.argmax(longest_first == size)
     assert len(skew.axes) == 1
     assert skew.axes[0].get_ylabel() == "samples / even part"
 
@@ -367,29 +358,6 @@ def test_a_heat_map_is_the_shares(tmp_path: Path, figures: list[Any]) -> None:
         assert beside.get_xlabel() == "$n_k$"
     assert scales == {(0, max((t / t.sum(axis=1)[:, None]).max() for t in tables))}
     assert len({axis.get_xlim() for axis in figure.axes[1:4:2]}) == 1
-
-
-def test_lines_of_a_large_heat_map_are_means(tmp_path: Path, figures: list[Any]) -> None:
-    table = skewed(1000)  # 500 lines of two clients
-    draw_partition([table], tmp_path / "p.png", ["a"])
-    heat, beside, _ = figures[0].axes
-    drawn, sizes = np.asarray(heat.images[0].get_array()), table.sum(axis=1)
-    share = table / sizes[:, None]
-    order = sorted(range(1000), key=lambda k: (share[k].argmax(), -share[k].max()))
-    np.testing.assert_allclose(drawn, share[order].reshape(500, 2, 10).mean(axis=1))
-    lengths = beside.collections[0].get_paths()[0].vertices[:, 0]
-    assert set(sizes[order].reshape(500, 2).mean(axis=1)) == set(lengths) - {0}
-    assert beside.get_xlabel() == "mean $n_k$"
-
-
-def test_a_picture_of_more_clients_is_no_more_work(tmp_path: Path, figures: list[Any]) -> None:
-    for clients in (1000, 10_000):
-        draw_partition([skewed(clients)], tmp_path / "p.png", ["a"])
-    small, large = ([type(artist) for artist in figure.findobj()] for figure in figures)
-    assert abs(len(small) - len(large)) < 50  # ticks
-    heat, beside, _ = figures[1].axes
-    assert heat.images[0].get_array().shape == (500, 10)
-    assert len(beside.collections[0].get_paths()[0].vertices) < 5 * 500
 
 
 def test_titles_and_names_of_classes_are_written(tmp_path: Path, figures: list[Any]) -> None:

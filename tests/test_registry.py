@@ -1,4 +1,4 @@
-"""Methods, data sets, models and partitions of users: imported, registered, brought by plugins."""
+"""Methods, data sets, models and partitions of users: imported or registered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +21,7 @@ from conftest import rejects
 import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base.registry import Registry, UnknownNameError, entry_points
-from fedjax_sim.base.signatures import takes
+from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.spelling import OTHER_WORDS, did_you_mean, plain
 from fedjax_sim.cli import partitioning
 from fedjax_sim.cli.build import build, load_model
@@ -31,9 +29,8 @@ from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.data import DATASETS, load_dataset
-from fedjax_sim.data.sources import KINDS
 from fedjax_sim.models import MODELS
-from fedjax_sim.partition import SAMPLERS, parse_sampler
+from fedjax_sim.partition import SAMPLERS
 
 MINE = '''
 import flax.linen as nn
@@ -144,12 +141,6 @@ def slices(
 '''
 SMALL = ["--rounds", "1", "--clients", "4", "--seeds", "1", "--no-cache", "--devices", "1"]
 TINY = [*SMALL, "--partition", "iid"]
-REGISTRIES: dict[str, Registry[Any]] = {
-    "fedjax_sim.algorithms": ALGORITHMS,
-    "fedjax_sim.datasets": DATASETS,
-    "fedjax_sim.models": MODELS,
-    "fedjax_sim.partitions": SAMPLERS,
-}
 
 
 @pytest.fixture
@@ -157,24 +148,11 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
     """A user's module; what it registers is forgotten afterwards."""
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
-    for registry in REGISTRIES.values():
-        monkeypatch.setattr(registry, "_values", dict(registry.known))
-        monkeypatch.setattr(registry, "_plugins", None)
+    registry: Registry[Any]
+    for registry in (ALGORITHMS, DATASETS, MODELS, SAMPLERS):
+        monkeypatch.setattr(registry, "_values", dict(registry))
     yield importlib.import_module("mine")
     del sys.modules["mine"]
-
-
-@pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Installs entry points, ``("group", "name", "module:attribute")``."""
-
-    def install(*entries: tuple[str, str, str]) -> None:
-        found = metadata.EntryPoints(metadata.EntryPoint(n, value, g) for g, n, value in entries)
-        monkeypatch.setattr(metadata, "entry_points", lambda: found)
-        entry_points.cache_clear()
-
-    yield install
-    entry_points.cache_clear()
 
 
 # The command, with what it imports
@@ -247,8 +225,8 @@ def test_a_factory_of_any_flax_module_is_a_model(name: str, mine: ModuleType) ->
 def register_all(mine: ModuleType) -> None:
     ALGORITHMS.register("fed_mine", mine.fed)
     DATASETS.register(mine.blobs)
-    MODELS.register("net")(mine.net)
-    SAMPLERS.register()(mine.slices)
+    MODELS.register("net", mine.net)
+    SAMPLERS.register(mine.slices)
 
 
 @pytest.mark.slow
@@ -320,7 +298,7 @@ def test_a_name_is_its_own_though_another_is_spelt_nearly_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user's ``fed_avg`` is not what ``fedavg`` means, nor ``FedAvg``."""
-    monkeypatch.setattr(ALGORITHMS, "_values", dict(ALGORITHMS.known))
+    monkeypatch.setattr(ALGORITHMS, "_values", dict(ALGORITHMS))
     mine = ALGORITHMS.register("fed_avg", fs.algorithms.fedprox)
     assert ALGORITHMS.resolve("fed_avg") == ("fed_avg", mine)
     for text in ("fedavg", "FedAvg"):
@@ -340,7 +318,7 @@ def test_other_words_are_for_names_that_exist_and_are_no_names_themselves() -> N
     of_groups = {field.name for of in GROUPS.values() for field in dataclasses.fields(of)}
     of_methods = {key for name in ALGORITHMS.own for key in parameters(name)}
     flags = {*map(plain, of_groups | of_methods), "algo", "compare"}
-    names = {plain(name) for of in (SAMPLERS.own, DATASETS.own, MODELS.own, KINDS) for name in of}
+    names = {plain(name) for of in (SAMPLERS.own, DATASETS.own, MODELS.own) for name in of}
     for name, words in OTHER_WORDS.items():
         assert plain(name) in flags | names, name
         same = flags if plain(name) in flags else names
@@ -368,9 +346,7 @@ def test_a_word_of_the_field_means_one_name(word: str, meant: str) -> None:
 
 FAILS = {
     "import": (["--algo", "absent_module:fed"], "--algo: absent_module:fed: ModuleNotFoundError"),
-    "attribute": (["--compare", "mine:absent"], "--compare: mine:absent: AttributeError"),
     "range": (["--algo", "mine:fed", "--rate", "2"], "--algo mine:fed: --rate must be at most 1"),
-    "compared": (["--compare", "mine:fed", "--rate", "2"], "--compare mine:fed: --rate must be"),
     "crash": (["--algo", "mine:fed", "--label", "crash"], "--algo mine:fed: KeyError: 'nothing' ("),
     "no part": (["--algo", "mine:fed", "--label", "late"], "--algo mine:fed --label late: selecti"),
     "no method": (["--algo", "mine:fed", "--label", "none"], "must return an Algorithm, got str"),
@@ -378,14 +354,12 @@ FAILS = {
     "data": (["--dataset", "mine:broken"], "--dataset mine:broken: ZeroDivisionError: no data tod"),
     "data line": (["--dataset", "mine:broken"], "(mine.py, line "),
     "no data": (["--dataset", "mine:no_data"], "mine:no_data must return a Dataset, got int"),
-    "no function": (["--dataset", "mine:MISSING"], "--dataset: mine:MISSING: AttributeError"),
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: factory(shape, classes): KeyErr"),
     "kind": (["--model", "mlp(widths=3)"], "--model mlp(widths=3): TypeError: 'int' object is not"),
     "setting": (["--model", "mlp(width=3)"], "--model mlp(width=3): width is not an argument of"),
     "weights": (["--model", "gpt2(folder=absent)"], "(folder=absent): absent lacks config.json"),
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
     "needs": (["--partition", "mine:slices"], "allowed: iid"),
-    "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),
     "argument": (["--partition", "mine:slices(2, mood=3)"], "mood is not an argument of mine"),
     "sampler": (
         ["--partition", "mine:slices(2, mode=fail)"],
@@ -430,56 +404,3 @@ def test_a_flag_that_takes_other_values_for_another_method(mine: ModuleType) -> 
     assert parse(["--algo", "other", "--rate", "3"]).options["other"] == {"rate": 3}
     with pytest.raises(ValueError, match="--rate takes other values for mine:fed than for other"):
         parse(["--algo", "mine:fed", "--compare", "other"])
-
-
-# Plugins
-
-
-def test_plugins_of_all_kinds(mine: ModuleType, plugins: Callable[..., None]) -> None:
-    names: dict[str, Registry[Any]]
-    names = {"fed": ALGORITHMS, "blobs": DATASETS, "net": MODELS, "slices": SAMPLERS}
-    plugins(*((r.group, name, f"mine:{name}") for name, r in names.items()))
-    for name, registry in names.items():
-        assert name not in registry.known
-        assert name in registry
-        assert registry[name] is getattr(mine, name)
-        assert registry.is_foreign(name)
-        assert name in list(registry)
-    argv = ["--algo", "fed", "--rate", "1", "--dataset", "blobs", "--model", "net"]
-    setup = build(parse([*argv, "--partition", "slices(1)", *SMALL]))
-    assert setup.partitions[0].name == "slices(1, 0)"
-    assert parse_sampler("slices(2)")[0] == "slices"
-
-
-def test_plugins_are_loaded_only_when_needed(
-    mine: ModuleType, plugins: Callable[..., None]
-) -> None:
-    plugins(("fedjax_sim.models", "net", "mine:net"), ("fedjax_sim.models", "other", "mine:net"))
-    assert "mlp" in MODELS
-    assert MODELS["logistic"] is MODELS.known["logistic"]
-    assert MODELS._plugins is None  # not even looked for
-    assert MODELS["net"] is mine.net
-    assert "other" not in MODELS.known
-    assert {"net", "other"} <= set(MODELS)
-
-
-def test_a_plugin_that_fails_is_told(mine: ModuleType, plugins: Callable[..., None]) -> None:
-    gone = ("fedjax_sim.models", "gone", "mine:absent")
-    plugins(gone)
-    with pytest.raises(ValueError, match=r"the plugin gone = 'mine:absent' of fedjax_sim\.models"):
-        MODELS.resolve("gone")
-    plugins(gone, *(("fedjax_sim.models", name, "mine:net") for name in ("mlp", "net")))
-    ours = Registry(
-        "model",
-        wanted="a function (shape, classes)",
-        fits=lambda value: takes(value, 1, 2),
-        group="fedjax_sim.models",
-        makes=lambda: (int,),
-        own={"mlp": 1},
-    )
-    with pytest.warns(UserWarning, match="left out: the plugin") as told:
-        assert list(ours) == ["mlp", "net"]
-    assert sorted(str(warning.message).split(": ")[1] for warning in told) == [
-        "the plugin gone = 'mine:absent' of fedjax_sim.models",
-        "the plugin mlp = 'mine:net' of fedjax_sim.models",
-    ]

@@ -85,11 +85,7 @@ lists = st.lists(st.integers(1, 30), min_size=1, max_size=8).map(
     ("clients", "message"),
     [
         ([0, -1], r"clients must be integers \[K\] in 0 to 2, got \[ 0 -1\]"),
-        ([3], r"in 0 to 2, got \[3\]"),
-        ([True, False, True], "must be integers"),
         ([0.0], "must be integers"),
-        ([], "must be integers"),
-        (1, r"must be integers \[K\]"),
         ([2, 0, 2], r"clients must have each client once, got \[2 0 2\]"),
     ],
 )
@@ -162,12 +158,7 @@ BAD_TABLES: dict[str, tuple[dict[str, Any], str]] = {
         {"x": np.full((4, 2), np.nan)},
         "x must be finite where statistics are computed",
     ),
-    "inf": (
-        {"x": np.full((4, 2), np.inf)},
-        "x must be finite where statistics are computed",
-    ),
     "columns": ({"numeric": [1]}, r"numeric must be bool \[2\], got int64 \[1\]"),
-    "flags": ({"numeric": [0, 1]}, r"numeric must be bool \[2\], got int64 \[2\]"),
     "rows": ({"rows": [[0, 4]]}, "{name} must have samples in 0 to 3, got 0 to 4"),
     "nobody": ({"rows": [[]]}, "{name} must have samples in 0 to 3, got none"),
 }

@@ -209,12 +209,6 @@ def run(y: Any, *, test_y: Any = None, algorithm: Any = None, **options: Any) ->
 FLOATS, REGRESSION = [0.5, 1.5, 2.0], tasks.regression()
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no task": (FLOATS, {}, r"task must be given, such as fs.tasks.regression\(\), or classes"),
-    "no kind": (FLOATS, {"task": 3}, "task must be a Task"),
-    "both": (
-        FLOATS,
-        {"task": REGRESSION, "classes": 2},
-        "classes must be left out if there is a task",
-    ),
     "auc": (FLOATS, {"task": REGRESSION, "auc": True}, "auc must be left out if there is a task"),
     "floats": (FLOATS, {"classes": 2}, r"data.y must be integers \[n\], .* got float32 \[3\]"),
     "integers": ([0, 1, 1], {"task": REGRESSION}, r"data.y must be floats .* got int32 \[3\]"),
@@ -255,16 +249,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
             ),
         },
         r"calibration needs class labels, the task is regression\(\)",
-    ),
-    "fedmix": (
-        FLOATS,
-        {
-            "task": REGRESSION,
-            "algorithm": lambda local, model: fs.algorithms.fedmix(
-                local, clients_per_round=1, objective=fs.empirical_risk(model, REGRESSION.loss)
-            ),
-        },
-        r"mixed_objective needs class labels, the task is regression\(\)",
     ),
     "loss": (
         FLOATS,

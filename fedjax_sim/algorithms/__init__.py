@@ -39,7 +39,6 @@ ALGORITHMS: Registry[Callable[..., Algorithm]] = Registry(
     wanted="a function (local, *, clients_per_round, ...) -> Algorithm",
     fits=lambda value: takes(value, None, clients_per_round=1),
     makes=lambda: (Algorithm,),
-    group="fedjax_sim.algorithms",
     own=METHODS,
 )
 """The methods by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
-import lzma
-import math
 import os
-import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -22,23 +18,12 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 
 _MB = 1e6
-_COPIES = 4
-"""Bytes that a byte of a text takes once it is read: as characters, and as numbers."""
-_OPENERS: Mapping[bytes, Callable[[Path], Any]] = {
-    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open
-}  # fmt: skip
-_NOT_OPENED = (b"Rar!", b"7z\xbc\xaf", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
-_LONGEST_HEADER = 1 << 16
 _ASIDE = ".aside"
 _written: set[Path] = set()
-_HEADERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
 
 
 class DamagedError(ValueError):
-    """A file whose content does not fit its name, or that is larger than the memory."""
+    """A file whose content does not fit its name."""
 
 
 def memory_of_host() -> int | None:
@@ -48,20 +33,19 @@ def memory_of_host() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
-    """Reads the arrays of a ``.npz`` file by name, all or some, each checked against its checksum.
+def read_npz(path: Path) -> Arrays:
+    """Reads the arrays of a ``.npz`` file by name, each checked against its checksum.
 
     Raises:
         OSError: if the file cannot be opened.
-        DamagedError: if it is not a whole ``.npz`` file of arrays without Python objects, or is
-            larger than this machine's memory.
+        DamagedError: if it is not a whole ``.npz`` file of arrays without Python objects.
 
     Example:
         >>> import tempfile
         >>> file = Path(tempfile.mkdtemp()) / "a.npz"
         >>> write_npz(file, {"w": np.arange(3), "b": np.zeros(2)})
-        >>> read_npz(file, ["w"])
-        {'w': array([0, 1, 2])}
+        >>> read_npz(file)
+        {'w': array([0, 1, 2]), 'b': array([0., 0.])}
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -69,9 +53,7 @@ def read_npz(path: Path, names: Collection[str] | None = None) -> Arrays:
         try:
             with zipfile.ZipFile(file) as archive:
                 members = {i.filename.removesuffix(".npy"): i for i in archive.infolist()}
-                chosen = {n: i for n, i in members.items() if names is None or n in names}
-                check_memory(sum(info.file_size for info in chosen.values()))
-                return {name: _array(archive, info) for name, info in chosen.items()}
+                return {name: _array(archive, info) for name, info in members.items()}
         except Exception as error:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             raise DamagedError(f"{path}: not a whole .npz file of arrays: {reason}") from error
@@ -90,15 +72,13 @@ def check_memory(size: int) -> None:
         raise ValueError(f"it needs {size / _MB:,.0f} MB, this machine has {there / _MB:,.0f}")
 
 
-def open_text(path: Path, encoding: str = "utf-8") -> IO[str]:
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8") -> Iterator[IO[str]]:
     """Opens a text with the line ends that it has; one in ``.gz`` is decompressed as it is read.
-
-    Reading raises :class:`DamagedError` where a ``.gz`` file is cut or damaged, or larger than this
-    machine's memory.
 
     Raises:
         OSError: if the file cannot be opened.
-        DamagedError: if it is not a regular file, or is larger than this machine's memory.
+        DamagedError: if it is not a regular file; in the block, if a ``.gz`` file is damaged.
 
     Example:
         >>> import tempfile
@@ -109,87 +89,20 @@ def open_text(path: Path, encoding: str = "utf-8") -> IO[str]:
         'a,b'
     """
     check_regular(path)
-    if path.suffix == ".gz":
-        raw: Any = io.BufferedReader(_Unpacked(path, gzip.GzipFile(path), _COPIES))
-        return io.TextIOWrapper(raw, encoding=encoding, newline="")
-    _check_memory_of(path, _COPIES * path.stat().st_size)
-    return path.open(encoding=encoding, newline="")
-
-
-def check_archive(path: Path) -> None:
-    """Raises DamagedError if a file is an archive whose content is larger than the memory.
-
-    A compressed file is read through, as it does not say how large it is; an archive of a kind that
-    Python does not read is rejected.
-    """
-    check_regular(path)
-    with path.open("rb") as file:
-        begin = file.read(512)
-    if begin.startswith(_NOT_OPENED):
-        raise DamagedError(f"{path}: unpack it, or pack it as .zip, .gz, .bz2, .xz or .tar")
-    for magic, opened in _OPENERS.items():
-        if begin.startswith(magic):
-            with _Unpacked(path, opened(path), 1) as unpacked:
-                while unpacked.read(1 << 20):
-                    pass
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            _check_memory_of(path, sum(member.file_size for member in archive.infolist()))
-    elif begin[257:262] == b"ustar":
-        with tarfile.open(path) as members:
-            _check_memory_of(path, sum(member.size for member in members))
-
-
-class _Unpacked(io.RawIOBase):
-    """The content of a compressed file, as far as it fits into this machine's memory."""
-
-    def __init__(self, path: Path, file: Any, copies: int) -> None:
-        self._path, self._file, self._copies, self._size = path, file, copies, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            count: int = self._file.readinto(buffer)
-        except (OSError, zlib.error, lzma.LZMAError, EOFError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk's; damage, in bz2 and gzip, has no number
-            kind = self._path.suffix or "compressed"
-            raise DamagedError(f"{self._path}: not a whole {kind} file: {error}") from error
-        self._size += count
-        _check_memory_of(self._path, self._copies * self._size)
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def _check_memory_of(path: Path, size: int) -> None:
+    opened: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        check_memory(size)
-    except ValueError as error:
-        raise DamagedError(f"{path}: {error}") from error
+        with opened(path, "rt", encoding=encoding, newline="") as text:
+            yield text
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DamagedError(f"{path}: not a whole .gz file: {error}") from error
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
-    content = bytearray(info.file_size)
-    with cast(zipfile.ZipExtFile, archive.open(info)) as member:
-        view, filled = memoryview(content), 0
-        while count := member.readinto(view[filled:]):  # the last one compares the checksum
-            filled += count
-    if filled != len(content):
-        raise ValueError(f"{info.filename} is cut short")
-    start = io.BytesIO(content[:_LONGEST_HEADER])
-    shape, column_major, dtype = _HEADERS[np.lib.format.read_magic(start)](start)
-    if dtype.hasobject:
-        raise ValueError(f"{info.filename} holds Python objects")
-    begin, count = start.tell(), math.prod(shape)
-    if begin + count * dtype.itemsize != len(content):
-        raise ValueError(f"{info.filename} is not as large as its header says")
-    flat = np.frombuffer(content, dtype, count, begin) if count else np.empty(0, dtype)
-    return flat.reshape(shape, order="F" if column_major else "C")
+    with archive.open(info) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read(1):  # which also compares the checksum
+            raise ValueError(f"{info.filename} is not as large as its header says")
+    return array
 
 
 @contextmanager

@@ -1,26 +1,21 @@
-"""Values of one kind by name: the package's, those that users register, those of plugins."""
+"""Values of one kind by name: the package's own, and the ones that users register."""
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
 import sysconfig
 import traceback
-import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from fedjax_sim.base.signatures import returned
 from fedjax_sim.base.spelling import hint, plain
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -58,24 +53,18 @@ file names it: add --trust os, or trust=['os'] in Python, if you trust that code
 
 
 class Registry(Mapping[str, T]):
-    """Values of one kind by name, open to users.
-
-    It holds the package's own values, what is registered, and what installed packages bring as
-    entry points of a group. Entry points are looked at only if a name is not known or all are asked
-    for: finding them takes 20 ms, and loading them as long as importing their modules.
+    """Values of one kind by name, open to users: the package's own and registered ones.
 
     Args:
         kind: the kind of value, for messages.
         wanted: the requirement on a value, for messages.
         fits: whether a value is that.
         makes: the types that such a value is or returns, the first one for messages.
-        group: the group of entry points; "" for none.
         own: the package's own values.
 
     Attributes:
         kind: as above.
         wanted: as above.
-        group: as above.
         own: the names of the package's own values.
 
     Example:
@@ -107,56 +96,44 @@ class Registry(Mapping[str, T]):
         wanted: str,
         fits: Callable[[Any], bool],
         makes: Callable[[], tuple[type, ...]],
-        group: str = "",
         own: Mapping[str, T] = MappingProxyType({}),
     ) -> None:
-        """Nothing is imported yet."""
-        self.kind, self.wanted, self.group = kind, wanted, group
+        self.kind, self.wanted = kind, wanted
         self._fits, self._makes = fits, makes
         self._values: dict[str, T] = dict(own)
         self.own = frozenset(own)
-        self._plugins: dict[str, EntryPoint] | None = None
 
     def __repr__(self) -> str:
         return f"<registry of kind {self.kind!r}: {', '.join(self._values)}>"
 
     def __getitem__(self, name: str) -> T:
-        if name not in self._values and name not in self._waiting():
+        if name not in self._values:
             raise KeyError(self._miss(name))
-        return self._value(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._load_all()
         return iter(tuple(self._values))
 
     def __len__(self) -> int:
-        self._load_all()
         return len(self._values)
 
-    @property
-    def known(self) -> Mapping[str, T]:
-        """What needs no plugin to be loaded."""
-        return MappingProxyType(self._values)
-
     def is_foreign(self, name: str) -> bool:
-        """Whether a value is a user's: imported, registered or a plugin's."""
+        """Whether a value is a user's: imported or registered."""
         return ":" in name or (name in self._values and name not in self.own)
 
-    @overload
-    def register(self, name: str | None = None, /) -> Callable[[V], V]: ...
     @overload
     def register(self, name: str, value: V, /) -> V: ...
     @overload
     def register(self, value: V, /) -> V: ...
-    def register(self, name: Any = None, value: Any = None, /) -> Any:
-        """Adds a value: ``@register``, ``@register("name")`` or ``register("name", value)``.
+    def register(self, name: Any, value: Any = None, /) -> Any:
+        """Adds a value: ``@register`` above a function, or ``register("name", value)``.
 
         Args:
-            name: its name, by default its ``__name__``; or the value itself.
-            value: the value; None to decorate it.
+            name: its name; or the value itself, which then has its ``__name__``.
+            value: the value.
 
         Returns:
-            The value as it was given, or a decorator.
+            The value as it was given.
 
         Raises:
             ValueError: if the name is taken or no name, or the value is of another kind. A function
@@ -164,9 +141,9 @@ class Registry(Mapping[str, T]):
         """
         if value is not None:
             return self._add(name, value)
-        if name is None or isinstance(name, str):
-            return lambda decorated: self._add(_name_of(decorated, name), decorated)
-        return self._add(_name_of(name, None), name)
+        if not hasattr(name, "__name__"):
+            raise ValueError(f"name must be given for what has no __name__, got {_described(name)}")
+        return self._add(name.__name__, name)
 
     def resolve(self, text: str) -> tuple[str, T]:
         """What a user means by a text.
@@ -187,10 +164,11 @@ class Registry(Mapping[str, T]):
         module, _, attribute = text.partition(":")
         if module and attribute:
             return text, self._imported(text, module, attribute)
-        name = _meant(text, self._values) or _meant(text, self._waiting())
+        alike = (name for name in self._values if plain(name) == plain(text))
+        name = text if text in self._values else next(alike, None)
         if name is None:
             raise UnknownNameError(self._miss(text))
-        return name, self._value(name)
+        return name, self._values[name]
 
     def _add(self, name: str, value: Any) -> Any:
         if not re.fullmatch(r"\w[\w.-]*", name) or name == "none":
@@ -239,55 +217,8 @@ class Registry(Mapping[str, T]):
         made = value if isinstance(value, type) else returned(value)
         return isinstance(made, type) and issubclass(made, makes)
 
-    def _waiting(self) -> Mapping[str, EntryPoint]:
-        """The plugins that are not loaded yet."""
-        if self._plugins is None:
-            found = entry_points().select(group=self.group)
-            self._plugins = {entry.name: entry for entry in found if not _lies_here(entry)}
-            for name in self._plugins.keys() & self.own:
-                value = self._plugins.pop(name).value
-                warnings.warn(
-                    f"left out: the plugin {name} = {value!r} of {self.group}: the {self.kind} "
-                    f"{name!r} is there already",
-                    stacklevel=4,
-                )
-        return self._plugins
-
-    def _value(self, name: str) -> T:
-        if name not in self._values and self._plugins is not None:
-            entry = self._plugins.pop(name)
-            try:
-                self._add(name, entry.load())
-            except Exception as error:  # as above
-                raise ValueError(
-                    f"the plugin {name} = {entry.value!r} of {self.group}: {error_text(error)}"
-                ) from error
-        return self._values[name]
-
-    def _load_all(self) -> None:
-        """Loads every plugin; one that fails is told and left out, so that a list can be had."""
-        for name in tuple(self._waiting()):
-            try:
-                self._value(name)
-            except ValueError as error:
-                warnings.warn(f"left out: {error}", stacklevel=3)
-
     def _miss(self, text: str) -> str:
-        return f"{text!r} is no {self.kind}{hint(text, (*self._values, *self._waiting()))}"
-
-
-@functools.cache
-def entry_points() -> Any:  # two types with a select(), before and since Python 3.12
-    """Returns the plugins of all installed packages, searched once: it takes 20 ms."""
-    from importlib import metadata
-
-    return metadata.entry_points()
-
-
-def _lies_here(entry: EntryPoint) -> bool:
-    """Whether a plugin lies in the working folder, which Python searches, and is not installed."""
-    distribution = getattr(entry, "dist", None)
-    return distribution is not None and Path(distribution.locate_file("")).resolve() == Path.cwd()
+        return f"{text!r} is no {self.kind}{hint(text, self._values)}"
 
 
 class UnknownNameError(ValueError):
@@ -317,13 +248,6 @@ def error_text(error: Exception) -> str:
     return f"{kind}{error}{where}"
 
 
-def _name_of(value: Any, name: str | None) -> str:
-    found = getattr(value, "__name__", None) if name is None else name
-    if found is None:
-        raise ValueError(f"name must be given for what has no __name__, got {_described(value)}")
-    return str(found)
-
-
 def _place(value: Any) -> tuple[Any, Any] | int:
     """Where a function is written; of other values which one it is."""
     name = getattr(value, "__qualname__", None)
@@ -335,10 +259,3 @@ def _described(value: Any) -> str:
         return f"{value.__name__}{inspect.signature(value)}"
     except (AttributeError, TypeError, ValueError):
         return f"{type(value).__name__}"
-
-
-def _meant(text: str, names: Iterable[str]) -> str | None:
-    """The name itself, else the first that differs in case, dashes and underscores alone."""
-    known = tuple(names)
-    alike = (name for name in known if plain(name) == plain(text))
-    return text if text in known else next(alike, None)

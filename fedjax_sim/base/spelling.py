@@ -36,11 +36,8 @@ OTHER_WORDS: Mapping[str, str] = {
     "dirichlet": "dir lda noniid_labeldir",
     "shards": "shard pathological",
     "iid": "uniform homogeneous homo random",
-    # data sets, and kinds of a user's files
+    # data sets
     "fashion_mnist": "fmnist",
-    "csv": "tsv table pandas",
-    "hf": "huggingface hub",
-    "folder": "images image_folder",
     # models
     "logistic": "logistic_regression softmax_regression",
     "linear": "linear_regression",

@@ -89,7 +89,7 @@ def catalogue() -> tuple[Method, ...]:
     >>> [m.parts[0].code for m in catalogue() if m.name == "fedavg"]
     ['selection.uniform()']
     """
-    known = ALGORITHMS.known.items()
+    known = ALGORITHMS.items()
     return tuple(_method(*named) for named in known if named[0] in ALGORITHMS.own)
 
 
@@ -107,7 +107,7 @@ def listing(words: Sequence[str] = (), others: Sequence[str] = ()) -> str:
     if not ours and not theirs:
         raise ValueError(f"--list: no entry has {' and '.join(map(repr, words))}; leave it out")
     if theirs:
-        theirs = ["", "registered or brought by plugins:", *theirs]
+        theirs = ["", "registered:", *theirs]
     return "\n".join([*ours, LEGEND * bool(ours), *theirs])
 
 

@@ -31,7 +31,7 @@ from fedjax_sim.run import CheckpointWarning
 
 def _dataset(text: str) -> str:
     key, _ = parse_dataset(text)
-    return key if key in DATASETS.known else text
+    return key if key in DATASETS else text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -128,7 +128,7 @@ class Machine(Group):
     sink: str | None = setting(
         None,
         lambda: "send the scores of every evaluation to a tracker as well: one of "
-        f"{', '.join(SINKS.known)}, or package.module:function, see fedjax_sim.cli.sinks",
+        f"{', '.join(SINKS)}, or package.module:function, see fedjax_sim.cli.sinks",
         shown="none", metavar="NAME", convert=known, place=True,
     )  # fmt: skip
     dry_run: bool = setting(

@@ -48,7 +48,7 @@ def algorithm(text: str) -> str:
     except UnknownNameError as error:
         message = str(error)
         message += f"{'' if message.endswith('?') else ';'} --list shows all"
-        for name in ALGORITHMS.known:
+        for name in ALGORITHMS:
             for key, parameter in parameters(name).items():
                 if text in choices_of(parameter.annotation):
                     raise ValueError(

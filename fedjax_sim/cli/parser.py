@@ -158,7 +158,7 @@ def _chosen(argv: Sequence[str]) -> _Chosen:
     beside = [label for labels in compare for label in labels if label != "none"]
     algorithms = tuple(dict.fromkeys([*algo, *beside]))
     names = tuple(dict.fromkeys(map(name_of, algorithms)))
-    listed = () if given.help else ALGORITHMS.known
+    listed = () if given.help else ALGORITHMS
     return _Chosen(algorithms, names, tuple(dict.fromkeys([*listed, *names])), given.help)
 
 

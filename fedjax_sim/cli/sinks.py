@@ -107,7 +107,6 @@ SINKS: Registry[Opens] = Registry(
     wanted="a function (name, settings, folder) that returns a Sink",
     fits=lambda value: takes(value, "", {}, Path()),
     makes=lambda: (Sink,),
-    group="fedjax_sim.sinks",
     own={"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio},
 )
 """Sinks by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""

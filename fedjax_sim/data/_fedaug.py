@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.data.targets import class_labels
-from fedjax_sim.partition.table import LAST, Partition, label_table
+from fedjax_sim.partition.table import Partition, label_table
 
 
 class FedAug(NamedTuple):
@@ -150,8 +150,9 @@ def rebalance(labels: ArrayLike, partition: Partition, alpha: float = 1.0) -> Pa
     ratio = np.where(counts > 0, np.maximum(counts.mean() / np.maximum(counts, 1), 1.0), 1.0)
     with np.errstate(over="ignore"):
         lacking = np.round(counts * (ratio**alpha - 1))
-    if not lacking.sum() <= LAST:
-        raise ValueError(f"alpha must make at most {LAST:,} copies, got {alpha}")
+    most = np.iinfo(np.int32).max  # the largest position
+    if not lacking.sum() <= most:
+        raise ValueError(f"alpha must make at most {most:,} copies, got {alpha}")
     name = f"{partition.name}, rebalanced"
     return _add_copies(partition, held, lacking.astype(np.int64), len(y), name)[0]
 

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base.files import check_memory, check_regular
-from fedjax_sim.data.cells import integers_or_texts
 from fedjax_sim.data.dataset import Dataset, from_arrays
 from fedjax_sim.data.folder import existing
 from fedjax_sim.data.options import FIFTH, choose_test
+from fedjax_sim.data.targets import integers_or_texts
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 Size = tuple[int, int] | None
 
-MODES = {"1": "L", "L": "L", "RGB": "RGB", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB"}
-TRANSPARENT = {"LA": "L", "PA": "RGB", "RGBA": "RGB"}
+GREY = ("1", "L", "LA")
+COLOUR = ("RGB", "P", "CMYK", "YCbCr", "RGBA", "PA")
 
 
 def image_folder(
@@ -45,13 +45,11 @@ def image_folder(
             f"{train} must have a folder for each class, got {', '.join(names) or 'none'}"
         )
     unknown = [c for c in classes[-1] if c not in names]
-    if unknown:
+    if unknown or not classes[-1]:
         raise ValueError(
             f"{places[-1]} must have folders of train's classes, {', '.join(names)}, got "
-            f"{unknown[0]!r}"
+            f"{', '.join(unknown) or 'none'}"
         )
-    if not classes[-1]:
-        raise ValueError(f"{places[-1]} must have a folder of images for a class, got none")
     files = [
         [(file, c) for c in classes_of for file in _image_files(place / c)]
         for place, classes_of in zip(places, classes, strict=True)
@@ -61,14 +59,14 @@ def image_folder(
     images = [(str(file), file) for part in files for file, _ in part]
     for _, file in images:
         check_regular(file)
-    x, notes = read_images(images, Image.open, size)
+    x = read_images(images, Image.open, size)
     y = np.array([names.index(c) for part in files for _, c in part], np.int32)
     if len(places) == 2:
         in_test, words = np.arange(len(x)) >= len(files[0]), f"the folder {test_folder!r}"
     else:
         hint = f"; {train} has {len(names)} classes"
         in_test, words = choose_test(FIFTH if test is None else test, y, None, (), hint)
-    return from_arrays(name, x, y, test=in_test, class_names=names, test_set=words, notes=notes)
+    return from_arrays(name, x, y, test=in_test, class_names=names, test_set=words)
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -91,19 +89,20 @@ def read_images(
     images: Sequence[tuple[str, Any]],
     open_source: Callable[[Any], Any],
     size: Size = None,
-) -> tuple[NDArray[np.uint8], list[str]]:
-    """Reads images, given as names and sources, as one array, with notes on conversions.
+) -> NDArray[np.uint8]:
+    """Reads images, given as names and sources, as one array.
 
-    Grey images get three channels if others have three, transparent images are drawn on white, and
-    all are resized to ``size``, width and height, if given.
+    Grey images get three channels if others have three, transparency is dropped, and all are
+    resized to ``size``, width and height, if given.
     """
     arrays: list[NDArray[np.uint8]] = []
-    resized = transparent = 0
     for name, source in images:
         with _name_errors(name):
             image = open_source(source)
         with image:
-            mode, clear, given = image.mode, "transparency" in image.info, image.size
+            mode, given = image.mode, image.size
+            if mode not in (*GREY, *COLOUR):
+                raise ValueError(f"{name} must have 8 bits a channel, got mode {mode}: convert it")
             shape = given if size is None else size
             if not arrays:
                 first, common = name, shape
@@ -113,32 +112,20 @@ def read_images(
                     f"{given[0]} x {given[1]}: use size={common[0]}x{common[1]} or another size to "
                     "resize all images"
                 )
-            layers = 1 if "L" in (MODES.get(mode), TRANSPARENT.get(mode)) else 3
+            layers = 1 if mode in GREY else 3
             try:  # as the image declares it: one decoded, all twice
                 check_memory(4 * math.prod(given) + 2 * len(images) * layers * math.prod(shape))
             except ValueError as error:
                 raise ValueError(f"{len(images)} images such as {name}: {error}") from error
             with _name_errors(name):
-                pixels = _pixels(image, mode, clear, size)
-        if pixels is None:
-            raise ValueError(f"{name} must have 8 bits a channel, got mode {mode}: convert it")
-        transparent += clear or mode in TRANSPARENT
-        resized += size not in (None, given)
-        arrays.append(pixels)
+                image = image.convert("L" if mode in GREY else "RGB")
+                image = image if size is None else image.resize(size)
+                arrays.append(np.atleast_3d(np.asarray(image)))
     channels = max(pixels.shape[2] for pixels in arrays)
     out = np.empty((len(arrays), *arrays[0].shape[:2], channels), np.uint8)
     for i, pixels in enumerate(arrays):
         out[i] = pixels
-    grey = sum(pixels.shape[2] < channels for pixels in arrays)
-    return out, [
-        f"{count} of {len(arrays)} images {'is' if count == 1 else 'are'} {what}."
-        for count, what in (
-            (resized, f"resized to {out.shape[2]} x {out.shape[1]} pixels"),
-            (transparent, "transparent and drawn on white"),
-            (grey, "grey and made RGB"),
-        )
-        if count
-    ]
+    return out
 
 
 @contextmanager
@@ -148,22 +135,3 @@ def _name_errors(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{name} must be an image that Pillow reads, got: {error}") from error
-
-
-def _pixels(image: Any, mode: str, clear: bool, size: Size) -> NDArray[np.uint8] | None:
-    """Returns ``uint8[H, W, 1 or 3]``; None if the mode does not have 8 bits a channel."""
-    if clear or mode in TRANSPARENT:
-        from PIL import Image
-
-        grey = TRANSPARENT.get(mode, MODES.get(mode)) == "L"
-        layers = image.convert("RGBA")
-        white = Image.new("RGBA", layers.size, "white")
-        image, wanted = Image.alpha_composite(white, layers), "L" if grey else "RGB"
-    elif mode in MODES:
-        wanted = MODES[mode]
-    else:
-        return None
-    image = image.convert(wanted)
-    if size is not None and image.size != size:
-        image = image.resize(size)
-    return np.atleast_3d(np.asarray(image))

@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import socket
+import io
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
-from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.data._hf_columns import (
-    check_columns,
-    check_roles,
-    find_splits,
-    key_values,
-    label_values,
-    only_label,
-    target_values,
-)
-from fedjax_sim.data._hf_folder import check_images, one_line, read_local
-from fedjax_sim.data._hf_inputs import images_of, read_inputs
-from fedjax_sim.data.cells import fill_means
-from fedjax_sim.data.dataset import Dataset, from_arrays
+from fedjax_sim.data._folder import Size, read_images
+from fedjax_sim.data._table import check_columns, from_table
+from fedjax_sim.data.dataset import Dataset
 from fedjax_sim.data.folder import DataNotFoundError, may_download, quiet_logs
 from fedjax_sim.data.options import (
     EVERY_TEXT,
     FIFTH,
     MISSING,
-    check_parts,
-    choose_test,
+    check_roles,
     one_of,
     share_or_name,
     split_options,
 )
 from fedjax_sim.data.targets import KINDS
-from fedjax_sim.tasks import regression
 
 FORM = (
     "hf:NAME[,label=COLUMN or target=COLUMN][,client=COLUMN][,input=COLUMN]"
@@ -51,12 +37,17 @@ ROLES = ("label", "target", "client", "input", "test")
 OPTIONS = (*ROLES, "config", "classes", "task", "categorical", "missing", "size")
 
 
+FILES = {".parquet": "parquet", ".arrow": "arrow"}
+SAVED = ("dataset_dict.json", "state.json")
+"""Files of a folder written by ``save_to_disk``."""
+
+
 def parse_request(text: str) -> tuple[str, dict[str, Any]]:
     """Parses ``NAME[,label=COLUMN]...`` into the place and the options, or raises ValueError."""
     place, options = split_options("hf", text, OPTIONS, FORM)
     if not place:
         raise ValueError(f"hf: must have a folder, file or name, got {text!r}; its form is {FORM}")
-    check_roles({key: value for key, value in options.items() if key in ROLES})
+    check_roles("hf", {key: value for key, value in options.items() if key in ROLES})
     return place, options
 
 
@@ -73,12 +64,32 @@ def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -
             "pip install datasets"
         ) from error
     place = Path(at).expanduser()
-    with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
-        if place.exists():
-            with _offline(datasets):
-                loaded = read_local(datasets, place, config, scratch)
-        else:
-            loaded = _load_from_hub(datasets, name, at, config)
+    if place.is_file() and place.suffix not in FILES:
+        raise ValueError(f"a file must be .parquet or .arrow, got {place.name}")
+    local = place.exists()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        _quiet(datasets),
+        nullcontext() if may_download() and not local else _offline(datasets),
+    ):
+        try:
+            if place.is_file():
+                files, kind = str(place), FILES[place.suffix]
+                loaded = datasets.load_dataset(kind, data_files=files, cache_dir=scratch)
+            elif any((place / file).is_file() for file in SAVED):
+                loaded = datasets.load_from_disk(str(place))
+            elif local:
+                loaded = datasets.load_dataset(str(place), config, cache_dir=scratch)
+            else:
+                loaded = datasets.load_dataset(at, config)
+        except Exception as error:  # pyarrow, fsspec and the builders raise many types
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            if local or not isinstance(error, OSError):
+                raise ValueError(f"cannot be read: {reason}") from error
+            raise DataNotFoundError(
+                f"data set {name!r}: there is no folder or file {at}, and as a name on the Hub it "
+                f"cannot be loaded: {reason}"
+            ) from error
         return from_huggingface(name, loaded, **columns)
 
 
@@ -105,32 +116,6 @@ def _offline(datasets: Any) -> Iterator[None]:
         mock.patch.object(constants, "HF_HUB_OFFLINE", True),
     ):
         yield
-
-
-def _reachable() -> bool:
-    """Returns whether the Hub's address resolves; without network ``datasets`` retries for 23 s."""
-    from huggingface_hub import constants
-
-    try:
-        return bool(getproxies() or socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443))
-    except OSError:
-        return False
-
-
-def _load_from_hub(datasets: Any, name: str, at: str, config: str | None) -> Any:
-    with nullcontext() if may_download() and _reachable() else _offline(datasets):
-        try:
-            loaded = datasets.load_dataset(at, config)
-        except OSError as error:  # also if there is no such name
-            raise DataNotFoundError(
-                f"data set {name!r}: there is no folder or file {at}, and as a "
-                f"name on the Hub it cannot be loaded: {one_line(error)}"
-            ) from error
-        except Exception as error:
-            raise ValueError(f"cannot be read: {one_line(error)}") from error
-    caches = datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE
-    check_images(datasets, loaded, [Path(cache).resolve() for cache in caches])
-    return loaded
 
 
 def from_huggingface(
@@ -165,8 +150,8 @@ def from_huggingface(
             train or test; or the share of each class. None for the split "test", or without one for
             a fifth.
         classes: M, if labels are the numbers 0 … M - 1.
-        task: "classification" (also for integral floats and one-hot lists), "regression" on the
-            label, or "multi_label" for lists; None to infer it from the label.
+        task: "classification" (also for one-hot lists), "regression" on the label, or
+            "multi_label" for lists; None to infer it from the label.
         categorical: text or integer columns to one-hot encode, as class labels always are; ("all",)
             for all text columns.
         missing: how to handle rows that lack a number, category, label or client: "refuse" raises,
@@ -174,9 +159,8 @@ def from_huggingface(
         size: width and height to which images are resized; None if all have the same size.
 
     Returns:
-        Inputs ``f32[n, F]``, images ``uint8[n, H, W, C]``, or tokens ``int32[n, T]``. Class labels
-        are matched by name, as their numbers may differ between splits; texts and integers are
-        numbered in sorted order.
+        Inputs ``f32[n, F]``, images ``uint8[n, H, W, C]``, or tokens ``int32[n, T]``. Texts and
+        integers are numbered in sorted order.
 
     Raises:
         ValueError: if the data set is streamed or empty, lacks a column, or a column does not fit
@@ -194,62 +178,142 @@ def from_huggingface(
     one_of("missing", MISSING)(missing)
     if task is not None:
         one_of("task", KINDS)(task)
-    check_roles({"label": label, "target": target, "client": client, "input": input, "test": test})
-    train, held_out = find_splits(dataset, test)
-    parts = [train] if held_out is None else [train, held_out]
-    flags = test if held_out is None and isinstance(test, str) else None
+    check_roles("hf", {"label": label, "target": target, "client": client, "input": input})
+    rows, held_out, test_set = _split_rows(dataset, test)
+    flags = held_out if isinstance(held_out, str) else None
     notes = []
     if label is None and target is None:
-        label = only_label(train, without=(client, input, flags))
+        label = _only_label(rows, without=(client, input, flags))
         notes.append(f"Column {label!r} is the label, as it is the only one with class labels.")
     if task == "regression" and label is not None:
         label, target = None, label
-    roles = [column for column in (label, target, client, flags) if column is not None]
     categorical = (categorical,) if isinstance(categorical, str) else categorical
     named = [c for c in categorical if c != EVERY_TEXT]
-    check_columns(parts, [*roles, *named, *([] if input is None else [input])])
-    columns = [c for c in train.rows.features if c not in roles] if input is None else [input]
-    if missing == "drop":
-        whole = [*roles, *([] if images_of(train, columns) else columns)]
-        before = sum(len(part.rows) for part in parts)
-        parts = [part.without_gaps(whole) for part in parts]
-        dropped = before - sum(len(part.rows) for part in parts)
-        if dropped:
-            notes.append(f"{dropped} of {before} rows lack a value and were dropped.")
-    names: list[str] = []
-    y: NDArray[Any]
-    if target is None:
-        y, names = label_values(parts, str(label), classes is not None or task == "classification")
-    else:
-        y = target_values(parts, target)
-    x, column_names, converted = read_inputs(parts, columns, categorical, missing == "mean", size)
-    hint = f"; column {label!r} has {len(names)} classes" if names else ""
-    if held_out is not None:
-        in_test = np.repeat([False, True], [len(part.rows) for part in parts])
-        check_parts(in_test, held_out.name, hint)
-        words = f"its split {held_out.name!r}"
-    else:
-        column = None if flags is None else key_values(parts, flags).astype(np.str_)
-        option = flags or share_or_name(str(FIFTH if test is None else test))
-        strata = y if target is None and y.ndim == 1 else np.zeros(len(y))
-        in_test, words = choose_test(option, strata, column, parts[0].names, hint)
-    numeric, tokens = None, x.ndim == 2 and x.dtype.kind in "iu"
-    if column_names:
-        x, numeric, fill_notes = fill_means(x, ~in_test, column_names)
-        notes += fill_notes
-    width = 1 if y.ndim == 1 else y.shape[1]
-    return from_arrays(
+    roles = (label, target, client, flags)
+    check_columns(rows.column_names, [*roles, input, *named])
+    columns = [c for c in rows.column_names if c not in roles] if input is None else [input]
+    images = [c for c in columns if type(rows.features[c]).__name__ == "Image"]
+    x, y = None, None
+    if len(images) == 1:
+        x = _read_images(rows, images[0], size)
+    elif len(columns) == 1 and _is_list(rows, columns[0]):
+        x = _read_lists(rows, columns[0])
+        x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
+    lists = label or target
+    if lists is not None and _is_list(rows, lists):
+        y = _read_lists(rows, lists)
+    scalars = [c for c in roles if c is not None and (y is None or c != lists)]
+    return from_table(
         name,
-        x,
-        y,
-        test=in_test,
-        client=None if client is None else key_values(parts, client),
-        numeric=numeric,
-        scale=not tokens,
+        _read_frame(rows, [*scalars, *(columns if x is None else [])]),
+        label=label,
+        target=target,
+        client=client,
+        test=held_out,
+        test_set=test_set,
         classes=classes,
-        class_names=names,
-        column_names=column_names,
-        task=task if target is None else regression(width),
-        test_set=words,
-        notes=[*notes, *converted],
+        categorical=categorical,
+        missing=missing,
+        x=x,
+        y=y,
+        task=task,
+        notes=notes,
+    )
+
+
+def _split_rows(
+    dataset: Any, test: float | str | None
+) -> tuple[Any, float | str | NDArray[np.bool_], str]:
+    """Returns all rows, the test rows and their description if they are a split, else ``test``."""
+    import datasets
+
+    if not isinstance(dataset, datasets.Dataset | datasets.DatasetDict):
+        raise ValueError(
+            "dataset must be a datasets.Dataset or DatasetDict, which streaming=False loads, got "
+            f"{type(dataset).__name__}"
+        )
+    splits = dataset if isinstance(dataset, datasets.DatasetDict) else {"": dataset}
+    first = "train" if "train" in splits else next(iter(splits), "")
+    if not splits or (first != "train" and len(splits) > 1):
+        raise ValueError(f"dataset must have a split 'train', got {', '.join(splits) or 'none'}")
+    held_out = "test" if test is None else test
+    if held_out not in splits or held_out == first:
+        if isinstance(test, str) and test not in splits[first].column_names:
+            raise ValueError(
+                f"test must be a share, a column or another split than {first!r}, got {test!r}; "
+                f"splits: {', '.join(splits)}, columns: {', '.join(splits[first].column_names)}"
+            )
+        return splits[first], FIFTH if test is None else share_or_name(str(test)), ""
+    parts = [splits[first], splits[held_out]]
+    rows = datasets.concatenate_datasets(parts)
+    return rows, np.repeat([False, True], [*map(len, parts)]), f"its split {held_out!r}"
+
+
+def _only_label(rows: Any, without: Sequence[str | None]) -> str:
+    """Returns the only column of class labels; raises ValueError if there are none or several."""
+    columns = [
+        column
+        for column, feature in rows.features.items()
+        if hasattr(feature, "int2str") and column not in without
+    ]
+    if len(columns) != 1:
+        raise ValueError(
+            f"label=COLUMN or target=COLUMN must be given, as {', '.join(columns) or 'no column'} "
+            f"{'have' if columns else 'has'} class labels; columns: {', '.join(rows.column_names)}"
+        )
+    return columns[0]
+
+
+def _read_frame(rows: Any, columns: Sequence[str]) -> Any:
+    """Returns columns as a pandas frame; class labels are categories, in which -1 is missing."""
+    import pandas as pd
+
+    index = pd.RangeIndex(len(rows), name="row")  # pandas has no rows without columns
+    frame = pd.DataFrame(rows.select_columns(list(columns)).to_pandas(), index=index)
+    for column in columns:
+        feature = rows.features[column]
+        if hasattr(feature, "int2str"):
+            codes = frame[column].fillna(-1).astype(int)
+            frame[column] = pd.Categorical.from_codes(codes, categories=feature.names)
+        elif type(feature).__name__ != "Value":
+            raise ValueError(
+                f"column {column!r} must be numbers or texts, as all columns without a role are "
+                f"inputs, got {feature}: use input=COLUMN to select one column of images or numbers"
+            )
+    return frame
+
+
+def _is_list(rows: Any, column: str) -> bool:
+    return type(rows.features[column]).__name__ not in ("Value", "ClassLabel", "Image")
+
+
+def _read_lists(rows: Any, column: str) -> NDArray[Any]:
+    """Reads lists of numbers, ``[n, ...]``."""
+    feature = rows.features[column]
+    while hasattr(feature, "feature"):  # of lists
+        feature = feature.feature
+    # The formatter converts all integers to int64, and all floats to float32.
+    exact = {"uint8": np.uint8, "float64": np.float64}.get(getattr(feature, "dtype", ""))
+    values = np.asarray(rows.select_columns([column]).with_format("numpy", dtype=exact)[:][column])
+    if values.dtype == object:
+        raise ValueError(
+            f"column {column!r} must have one shape in all rows, got {rows.features[column]}"
+        )
+    return values
+
+
+def _read_images(rows: Any, column: str, size: Size) -> NDArray[np.uint8]:
+    import datasets
+    from PIL import Image, ImageOps
+
+    plain = rows.with_format(None).select_columns([column])
+    plain = plain.cast_column(column, datasets.Image(decode=False))
+
+    def open_image(i: int) -> Any:
+        stored = plain[i][column]
+        file = stored["path"] if stored["bytes"] is None else io.BytesIO(stored["bytes"])
+        return ImageOps.exif_transpose(Image.open(file))
+
+    return read_images(
+        [(f"row {i}, column {column!r}", i) for i in range(len(plain))], open_image, size
     )

@@ -2,7 +2,7 @@
 
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +34,21 @@ def leaf(
     Source: Caldas et al. 2018 <https://arxiv.org/abs/1812.01097>.
     """
     parts, everyone, active = [], set[str](), set[str]()
-    first: tuple[str, Part] | None = None
     for which in ("train", "test"):
         users = _read_users(name, existing(name, folder / which, folder=True))
-        everyone |= {user for _, user, _ in users}
-        users = [entry for entry in users if len(entry[2].y)]
-        active |= {user for _, user, _ in users}
+        everyone |= {user for user, _, _ in users}
+        users = [entry for entry in users if len(entry[2])]
+        active |= {user for user, _, _ in users}
         if not users:
             raise ValueError(f"{folder / which} must have samples, got none")
-        for where, _, part in users:
-            first = first or (where, part)
-            _check_alike(where, part, *first)
-        fields = zip(*(part for _, _, part in users), strict=True)
-        parts.append(Part(*map(np.concatenate, fields)))
+        names, xs, ys = zip(*users, strict=True)
+        try:
+            x, y = np.concatenate(xs), np.concatenate(ys)
+        except ValueError as error:
+            raise ValueError(
+                f"{folder / which}: x and y must have the same shape for all users: {error}"
+            ) from error
+        parts.append(Part(x, y, np.repeat(np.array(names), [*map(len, ys)])))
     empty = len(everyone - active)
     notes = [f"{empty} of {len(everyone)} users have no sample and were dropped."] if empty else []
     if parts[0].x.dtype.kind != "U":
@@ -90,17 +92,6 @@ def femnist(data_dir: DataDir = None) -> Dataset:
     return data._replace(train_x=x, test_x=test_x, mean=mean, std=std, class_names=CHARACTERS)
 
 
-def _check_alike(where: str, part: Part, first: str, like: Part) -> None:
-    """Raises ValueError if x or y of two users differ in shape or kind."""
-    for key, values, wanted in (("x", part.x, like.x), ("y", part.y, like.y)):
-        texts = [array.dtype.kind == "U" for array in (values, wanted)]
-        if values.shape[1:] != wanted.shape[1:] or texts[0] != texts[1]:
-            raise ValueError(
-                f"{where}: {key} must be like {key} of {first}, {array_type(wanted)}, got "
-                f"{array_type(values)}"
-            )
-
-
 def _tokenise(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
     """Returns all characters in order, and the parts with characters as tokens."""
     codes = [array.view(np.uint32) for part in parts for array in (part.x, part.y)]
@@ -112,68 +103,43 @@ def _tokenise(parts: Sequence[Part]) -> tuple[tuple[str, ...], list[Part]]:
     ]
 
 
-def _read_users(name: str, folder: Path) -> list[tuple[str, str, Part]]:
-    """Reads a description, the name and the samples of each user."""
+def _read_users(name: str, folder: Path) -> list[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Reads the name, x and y of each user."""
     files = sorted(folder.glob("*.json"))
     if not files:
         raise DataNotFoundError(f"data set {name!r}: there is no .json file in {folder}")
     result = []
     for file in files:
-        content = _read_json(file)
-        for i, user in enumerate(content["users"]):
-            where = f"{file}, user {user!r}"
-            part = _parse_user(where, user, content["user_data"].get(user))
-            sizes = content.get("num_samples")
-            if sizes is not None and sizes[i] != len(part.y):
-                raise ValueError(f"{where}: num_samples must be {len(part.y)}, got {sizes[i]}")
-            result.append((where, user, part))
+        try:
+            with open_text(file, "utf-8-sig") as text:
+                content = json.load(text)
+            data = {user: content["user_data"][user] for user in content["users"]}
+            lists = [(user, given["x"], given["y"]) for user, given in data.items()]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f'{file} must be json with "users", and "x" and "y" of each in "user_data", got: '
+                f"{error!r}"
+            ) from error
+        for user, x, y in lists:
+            result.append((user, *_to_arrays(f"{file}, user {user!r}", x, y)))
     return result
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
-    with open_text(file, "utf-8-sig") as text:
-        try:
-            content = json.load(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file} must be json, got: {error}") from error
-    users = content.get("users") if isinstance(content, dict) else None
-    sizes = content.get("num_samples") if isinstance(content, dict) else None
-    if (
-        not isinstance(users, list)
-        or not all(isinstance(user, str) for user in users)
-        or not isinstance(content.get("user_data"), dict)
-        or not (sizes is None or (isinstance(sizes, list) and len(sizes) == len(users)))
-    ):
-        raise ValueError(
-            f'{file} must have "users", a list of names, "user_data" by name, and as many '
-            '"num_samples" as users, if any'
-        )
-    return content
-
-
-def _parse_user(where: str, user: str, data: Any) -> Part:
-    if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
-        raise ValueError(f'{where}: user_data must have "x" and "y"')
+def _to_arrays(where: str, x_list: Any, y_list: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns numbers as they are, and texts of one length as ``<U1[n, T]``."""
     try:
-        x, y = np.asarray(data["x"]), np.asarray(data["y"])
+        x, y = np.asarray(x_list), np.asarray(y_list)
     except ValueError as error:  # lists of unequal length
         raise ValueError(f"{where}: x and y must be lists of one shape, got: {error}") from error
-    if x.shape == y.shape == (0,):
-        return Part(x, y, np.zeros(0, np.str_))
     if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
         raise ValueError(
             f"{where}: y must be {len(x)} numbers or texts, as many as x, got {array_type(y)}"
         )
-    return Part(_check_inputs(where, data["x"], x, y), y, np.full(len(x), user))
-
-
-def _check_inputs(where: str, lists: Any, x: NDArray[Any], y: NDArray[Any]) -> NDArray[Any]:
-    """Returns numbers as they are, and texts of one length as ``<U1[n, T]``."""
-    if x.dtype.kind in "biuf" and x.ndim > 1:
-        return x
+    if not len(x) or (x.dtype.kind in "biuf" and x.ndim > 1):
+        return x, y
     letters = y.dtype == np.dtype("<U1") and all(y != "")
-    if x.dtype.kind == "U" and x.ndim == 1 and letters and len({*map(len, lists)}) == 1:
-        return x.view("<U1").reshape(len(x), -1)
+    if x.dtype.kind == "U" and x.ndim == 1 and letters and len({*map(len, x_list)}) == 1:
+        return x.view("<U1").reshape(len(x), -1), y
     advice = "give tokens, the same number of integers for each text"
     if x.dtype.kind == "U" and str(x.flat[0]).lower().endswith((".jpg", ".jpeg", ".png")):
         advice = "give the pixels, or use folder:DIR for the files"

@@ -1,6 +1,5 @@
 """Checks and conversions of arrays that users pass in."""
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -14,22 +13,13 @@ from fedjax_sim.base import PyTree
 from fedjax_sim.base.arrays import is_array_like, named_leaves, one_array
 from fedjax_sim.base.words import array_type
 
-OFFSET = 8.0
-"""Columns are centred only if their mean is at least this many standard deviations from 0."""
-
 
 def plain_array(name: str, values: Any) -> NDArray[Any]:
     """Returns ``np.asarray(values)``, in native byte order, as JAX has no other.
 
-    Raises ValueError for a pytree, and for masked values.
+    Raises ValueError for a pytree.
     """
     one_array(name, values)
-    masked = np.sum(np.ma.getmaskarray(values)) if isinstance(values, np.ma.MaskedArray) else 0
-    if masked:
-        raise ValueError(
-            f"{name} must have no masked values, got {masked}: drop those rows, or fill them in "
-            f"with {name}.filled(...)"
-        )
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of unequal lengths
@@ -133,25 +123,3 @@ def encode(name: str, values: ArrayLike, samples: int) -> tuple[NDArray[np.int32
         np.char.decode(unique, "utf-8", "backslashreplace") if unique.dtype.kind == "S" else unique
     )
     return codes.astype(np.int32), tuple(map(str, texts))
-
-
-def offset(values: NDArray[Any]) -> float:
-    """Returns the constant to subtract before a conversion to float32 that would merge values.
-
-    Large values that are close to each other, such as Unix times, become equal in float32. The
-    offset is their mean, rounded to within a twentieth of the standard deviation; it is 0 if no
-    values merge, or if the mean is less than 8 standard deviations from 0.
-
-    >>> offset(np.array([1.7e9, 1.7e9 + 1, 1.7e9 + 2])), offset(np.array([0.5, 1e9]))
-    (1700000001.0, 0.0)
-    """
-    if np.can_cast(values.dtype, np.float32):
-        return 0.0
-    with np.errstate(invalid="ignore", over="ignore"):
-        mean, std = values.mean(dtype=np.float64), values.std(dtype=np.float64)
-        if not abs(mean) >= OFFSET * std > 0:
-            return 0.0
-        rounded = np.unique(values.astype(np.float32))
-    if len(rounded) == len(np.unique(values)):
-        return 0.0
-    return round(float(mean), 1 - math.floor(math.log10(std)))

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.base.brief import brief, brief_html
+from fedjax_sim.base.brief import brief
 from fedjax_sim.base.words import array_type, shortened
-from fedjax_sim.data.arrays import check_int32, encode, flags, offset, plain_array
+from fedjax_sim.data.arrays import check_int32, encode, flags, plain_array
 from fedjax_sim.data.standardise import statistics
 from fedjax_sim.data.targets import read_targets, strata
 
@@ -84,16 +84,11 @@ class Dataset(NamedTuple):
         return () if self.task.classes is None else self.class_names
 
     def __repr__(self) -> str:
-        return brief(self, self._summary())
-
-    def _repr_html_(self) -> str:
-        return brief_html(self, self._summary())
-
-    def _summary(self) -> dict[str, Any]:
         arrays = {key: getattr(self, key) for key in ("train_x", "train_y", "test_x", "test_y")}
         clients = None if self.train_client is None else len(self.client_names)
         more = {"clients": clients, "features": tuple(self.features) or None}
-        return {"name": self.name, "task": self.task, **arrays, **more, "test_set": self.test_set}
+        known = {"name": self.name, "task": self.task, **arrays, **more}
+        return brief(self, known | {"test_set": self.test_set})
 
 
 def from_arrays(
@@ -118,9 +113,8 @@ def from_arrays(
     Args:
         name: name of the data set.
         x: inputs ``[n, ...]``, for images ``[n, H, W, C]``. uint8 is kept; other numbers become
-            float32, or int32 for integers with ``scale=False``. If float32 would merge large values
-            that are close to each other, such as Unix times, the column's mean is subtracted first
-            and a note names the column.
+            float32, or int32 for integers with ``scale=False``. Subtract a constant from large
+            values that are close to each other, such as Unix times, which float32 would merge.
         y: targets, which determine the task: integers ``[n]`` in 0 … M - 1, or texts ``[n]``, are
             classes; floats ``[n]`` or ``[n, D]`` are regression targets; bool, or integers 0
             and 1, ``[n, L]`` are multi-label.
@@ -133,7 +127,7 @@ def from_arrays(
         classes: M; None for the number of class names, or without names the largest label plus 1,
             if every smaller label occurs.
         class_names: names of the M classes, in the order of their numbers; () if unnamed.
-        column_names: names of the columns of x, for messages and notes.
+        column_names: names of the columns of x, for messages.
         task: a task, or "classification" (also for integral floats, one-hot rows and ``[n, 1]``),
             "regression" (also for integers) or "multi_label"; None to infer it from y.
         test_set: description of ``test``.
@@ -144,7 +138,7 @@ def from_arrays(
         categories are numbered in sorted order.
 
     Raises:
-        ValueError: if shapes do not match; values are masked, not finite or too large for their
+        ValueError: if shapes do not match; values are not finite or too large for their
             dtype; images are channels-first; the task of y is ambiguous; labels skip a number or do
             not match the class names; no test class is in the training set; or a client or category
             is missing. The message names the argument.
@@ -154,7 +148,7 @@ def from_arrays(
         >>> data.train_x.tolist(), data.test_y.tolist(), data.mean.tolist(), data.std.tolist()
         ([[0.0], [2.0]], [1], [1.0], [1.0])
     """
-    inputs, centring_notes = _convert_inputs(plain_array("x", x), scale, column_names)
+    inputs = _convert_inputs(plain_array("x", x), scale, column_names)
     y, task, names = read_targets(
         plain_array("y", y), len(inputs), classes, task, _checked_names(class_names, classes)
     )
@@ -189,7 +183,7 @@ def from_arrays(
         numeric=columns,
         class_names=names,
         test_set=test_set,
-        notes=(*notes, *centring_notes),
+        notes=tuple(notes),
     )
 
 
@@ -242,10 +236,8 @@ def random_share(y: NDArray[Any], share: float) -> NDArray[np.bool_]:
     return test
 
 
-def _convert_inputs(
-    x: NDArray[Any], scale: bool, names: Sequence[str]
-) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Converts inputs to uint8, int32 or float32, and returns a note on each centred column."""
+def _convert_inputs(x: NDArray[Any], scale: bool, names: Sequence[str]) -> NDArray[Any]:
+    """Converts inputs to uint8, int32 or float32."""
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
         raise ValueError(f"x must be numbers [n, ...] with n > 0, got {array_type(x)}")
     if scale and _channels_first(x):
@@ -254,24 +246,20 @@ def _convert_inputs(
             "np.moveaxis(x, 1, -1)"
         )
     if x.dtype == np.uint8:
-        return x, ()
+        return x
     if x.dtype.kind != "f" and not scale:
         check_int32("x", x)
-        return x.astype(np.int32), ()
-    shifts = np.array([offset(x[..., c]) if scale else 0.0 for c in range(x.shape[-1])])
-    if shifts.any():
-        x = x - shifts
+        return x.astype(np.int32)
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
+        bad = int(np.argmax(~np.isfinite(x).all(axis=tuple(range(x.ndim - 1)))))
+        column = f", column {names[bad]!r}," if len(names) else ""
         raise ValueError(
-            "x must be finite in float32, got NaN or inf: fill in those values or drop the samples"
+            f"x{column} must be finite in float32, got NaN or inf: fill in those values or drop "
+            "the samples"
         )
-    return x, tuple(
-        f"Column {names[c] if len(names) else c} has {shifts[c]:.15g} subtracted, as float32 would "
-        "merge its values."
-        for c in map(int, np.flatnonzero(shifts))
-    )
+    return x
 
 
 def _check_common(train: NDArray[Any], test: NDArray[Any], names: Sequence[str]) -> None:

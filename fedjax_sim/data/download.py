@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
@@ -18,7 +17,6 @@ import numpy as np
 from fedjax_sim.data.folder import (
     DataDir,
     DataNotFoundError,
-    check_inside,
     given_folder,
     may_download,
     not_ready,
@@ -80,8 +78,7 @@ def download_dataset(name: str, data_dir: str | os.PathLike[str] | None = None) 
     if not getproxies():  # fails at once; TFDS retries for 200 s without network
         socket.getaddrinfo("storage.googleapis.com", 443)
     with quiet_logs():
-        with _no_folder_left():
-            builder = tfds.builder(name, data_dir=data_dir)
+        builder = tfds.builder(name, data_dir=data_dir)
         with _without_tensorflow(builder):
             builder.download_and_prepare(file_format="array_record")
 
@@ -91,9 +88,8 @@ def find_builder(name: str, data_dir: DataDir) -> Any:
     import tensorflow_datasets as tfds  # type: ignore[import-untyped, unused-ignore]
 
     folder = _tfds_folder(name, data_dir)
-    check_inside((folder or Path(tfds.core.constants.DATA_DIR)) / name.partition("/")[0])
     try:
-        with _no_folder_left(), _only_tfds_features(tfds.features.FeatureConnector):
+        with _only_tfds_features(tfds.features.FeatureConnector):
             return tfds.builder(name, data_dir=folder)
     except _ForeignClassError as error:
         raise ValueError(f"tfds:{name} in {folder}: {error}") from error
@@ -143,13 +139,6 @@ def _not_downloaded(
 
 def _first_line(reason: object) -> str:
     return next(iter(str(reason).strip().splitlines()), "") or type(reason).__name__
-
-
-@contextmanager
-def _no_folder_left() -> Iterator[None]:
-    """Removes the temporary folder that TFDS makes for every missing data set."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tempfile, "tempdir", folder):
-        yield
 
 
 class _ForeignClassError(ValueError):

@@ -55,7 +55,6 @@ def _separator(text: str) -> str:
 def _encoding(text: str) -> str:
     try:
         name = codecs.lookup(text).name
-        "a".encode(name)  # base64 is a codec, but of no text
     except LookupError:
         raise ValueError(
             f"encoding must be one that Python knows, such as latin-1, got {text!r}"
@@ -105,6 +104,17 @@ def split_options(
         except ValueError as error:
             raise ValueError(f"{kind}: {error}") from None
     return place, given
+
+
+def check_roles(kind: str, roles: Mapping[str, Any]) -> None:
+    """Raises ValueError for a column with two roles, or for both a label and a target."""
+    columns = [column for column in roles.values() if isinstance(column, str)]
+    twice = [column for column in columns if columns.count(column) > 1]
+    if twice or (roles.get("label") and roles.get("target")):
+        given = ", ".join(f"{role}={column}" for role, column in roles.items() if column)
+        raise ValueError(
+            f"{kind}: each role must have its own column, and label or target be given, got {given}"
+        )
 
 
 def choose_test(

@@ -11,7 +11,7 @@ from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.files import DamagedError
 from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.signatures import takes
-from fedjax_sim.base.spelling import did_you_mean, plain
+from fedjax_sim.base.spelling import plain
 from fedjax_sim.data import _csv, _huggingface
 from fedjax_sim.data._eicu import eicu, eicu_demo
 from fedjax_sim.data._folder import image_folder
@@ -35,7 +35,6 @@ DATASETS: Registry[Callable[[DataDir], Dataset]] = Registry(
     wanted="a function of the data folder that returns a Dataset",
     fits=lambda value: takes(value, None),
     makes=lambda: (Dataset,),
-    group="fedjax_sim.datasets",
     own={
         "digits": digits,
         "mnist": partial(tfds_images, "mnist"),
@@ -67,10 +66,6 @@ FILES: Mapping[str, tuple[str, tuple[str, ...], Callable[..., Dataset]]] = {
     "leaf": ("leaf:DIR[,classes=M][,task=TASK]", ("classes", "task"), leaf),
 }
 """Kinds of files without required options: form, options and loader."""
-
-
-KINDS = ("csv", "hf", "tfds", "folder", "leaf")
-"""Prefixes of texts that do not name a function of a module."""
 
 
 def dataset_forms(names: Iterable[str]) -> list[str]:
@@ -165,13 +160,6 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
         name, load = DATASETS.resolve(text)
     except UnknownNameError as error:
         raise _unknown(text, str(error).partition("; ")[2]) from error
-    except ValueError as error:
-        kind, _, rest = text.partition(":")
-        absent = getattr(error.__cause__, "name", None) == kind  # there is no such module
-        if not absent or not (kinds := did_you_mean(kind, KINDS)):
-            raise
-        meant = " or ".join(f"{kind}:{rest}" for kind in kinds)
-        raise _unknown(text, f"did you mean {meant}?") from error
     return name, partial(_loaded, text, load) if DATASETS.is_foreign(name) else load
 
 
@@ -193,8 +181,8 @@ def _own_files(text: str) -> tuple[str, Callable[[str], Dataset]] | None:
     if text.partition(",")[0].endswith(".npz"):
         kind, rest = "npz", text
     if kind == "csv":
-        table = _csv.parse_table(rest)
-        return "csv", lambda name: _csv.load_table(name, table)
+        file, options = _csv.parse_table(rest)
+        return "csv", lambda name: _csv.load_table(name, file, **options)
     if kind == "hf":
         at, options = _huggingface.parse_request(rest)
         return "hf", lambda name: _huggingface.huggingface(name, at, **options)

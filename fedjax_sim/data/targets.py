@@ -1,7 +1,6 @@
 """Targets of a data set: dtype, task and class names."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.words import array_type, shortened
-from fedjax_sim.data.arrays import check_int32, flags, offset
-from fedjax_sim.data.cells import integers_or_texts
+from fedjax_sim.data.arrays import check_int32, flags
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
-
-ROUNDED = 1e-3
-"""The distance of two numbers in float32, in standard deviations of the targets, that is accepted:
-of thousands of fractions some become equal in any case."""
 
 
 def read_targets(
@@ -73,6 +67,19 @@ def read_targets(
     return converted, inferred, names
 
 
+def integers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
+    """Converts texts to integers if all are integers, so that 2 sorts before 10.
+
+    >>> integers_or_texts(np.array(["10", "2"])), integers_or_texts(np.array(["02"])).tolist()
+    (array([10,  2]), ['02'])
+    """
+    try:
+        numbers = texts.astype(np.int64)
+    except (ValueError, OverflowError):
+        return texts
+    return numbers if np.array_equal(numbers.astype(np.str_), texts) else texts
+
+
 def class_codes(y: NDArray[np.str_], names: Sequence[str]) -> NDArray[np.int64]:
     """Returns the position of each text among the class names; raises ValueError if unknown."""
     position = {name: i for i, name in enumerate(names)}
@@ -108,13 +115,6 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
         hint = ": number texts by fs.data.from_arrays" if y.dtype.kind in "UO" else ""
         raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}{hint}")
     if y.dtype.kind == "f":
-        for column in y.reshape(len(y), math.prod(y.shape[1:])).T:
-            shift = offset(column)
-            if shift and np.spacing(np.float32(abs(shift))) > ROUNDED * column.std():
-                raise ValueError(
-                    f"{name} must have values that are distinct in float32, got {column.min()} to "
-                    f"{column.max()}: subtract a constant, such as {shift:.15g}"
-                )
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
     check_int32(name, y)

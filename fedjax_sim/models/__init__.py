@@ -38,7 +38,6 @@ MODELS: Registry[Callable[..., Model]] = Registry(
     wanted=WANTED,
     fits=is_factory,
     makes=made,
-    group="fedjax_sim.models",
     own={net.__name__: net for net in _NETS} | {"linear": logistic},
 )
 """Models by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""

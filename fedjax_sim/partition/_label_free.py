@@ -1,7 +1,6 @@
 """Samplers that ignore the labels: even and skewed sizes, and natural clients."""
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,56 +100,35 @@ def power_law(labels: ArrayLike, clients: int, *, exponent: float, seed: int) ->
     return _deal_sizes(rng.permutation(sizes), rng, f"power_law({exponent:g})")
 
 
-def natural(groups: ArrayLike, *, min_size: int = 1, ids: ArrayLike | None = None) -> Partition:
+def natural(groups: ArrayLike, *, min_size: int = 1) -> Partition:
     """Makes each natural group (speaking role, hospital, writer) a client, in the order of its id.
 
     Args:
         groups: the group of each sample, n integers or texts.
         min_size: smallest group to use; samples of smaller groups are unused.
-        ids: the groups that become clients 0 … N - 1; samples of other groups are unused. Use the
-            same ids for two arrays with different groups, such as training and test samples, so
-            that their clients match.
 
     Returns:
         The partition; each sample of a selected group is used once.
 
     Raises:
-        ValueError: if groups or ids are not integers or texts ``[n]``, no group has min_size
-            samples, or an id is repeated or has fewer than min_size samples.
+        ValueError: if groups are not integers or texts ``[n]``, or no group has min_size samples.
 
     Example:
         >>> p = natural([7, 3, 7, 7, 9], min_size=1)
         >>> p.name, p.sizes.tolist(), p.index.tolist()
         ('natural', [1, 3, 1], [1, 0, 2, 3, 4])
-        >>> natural(["b", "c", "a"], ids=["a", "b"]).index.tolist()
-        [2, 0]
+        >>> natural(["b", "c", "a"]).index.tolist()
+        [2, 0, 1]
     """
-    group = _check_ids("groups", groups)
-    known, rank, sizes = np.unique(group, return_inverse=True, return_counts=True)
+    group = np.asarray(groups)
+    if group.ndim != 1 or not group.size or group.dtype.kind not in "iuU":
+        raise ValueError(f"groups must be integers or texts [n], got {array_type(group)}")
+    _, rank, sizes = np.unique(group, return_inverse=True, return_counts=True)
     check_integer("min_size", min_size, 1, sizes.max(), ", the size of the largest group")
     kept = np.flatnonzero(sizes >= min_size)
-    if ids is not None:
-        wanted = _check_ids("ids", ids)
-        repeated = wanted.size - np.unique(wanted).size
-        if repeated:
-            raise ValueError(f"ids must be different, got {repeated} twice")
-        lacking = np.setdiff1d(wanted, known[kept])
-        if lacking.size:
-            raise ValueError(
-                f"ids must be groups with at least {min_size} samples, got {lacking[0]}"
-                + (f" and {lacking.size - 1} more without" if lacking.size > 1 else "")
-            )
-        kept = np.searchsorted(known, wanted)
     by_group = np.split(np.argsort(rank, kind="stable"), np.cumsum(sizes)[:-1])
     name = f"natural({min_size})" if min_size > 1 else "natural"
     return partition_from_lists([by_group[rank] for rank in kept], name)
-
-
-def _check_ids(name: str, values: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(values)
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iuU":
-        raise ValueError(f"{name} must be integers or texts [n], got {array_type(array)}")
-    return array
 
 
 def _deal_sizes(sizes: NDArray[np.int64], rng: np.random.Generator, name: str) -> Partition:

@@ -68,14 +68,9 @@ def limit_label(
     table = draw_design(counts, clients, t, min_per_class, rng).columns(fraction).T
     empty = int((~table.any(axis=1)).sum())
     if empty:
-        least = int(counts.min())
-        owned = np.rint(fraction * counts).astype(np.int64)
-        block = counts.size // math.gcd(t, counts.size)
-        most = int(owned.min()) * counts.size // t // block * block
         raise ValueError(
             f"clients must all get samples, got {clients}, of which {empty} are empty as the "
-            f"rarest class has {least}; "
-            + (f"use at most {most} clients" if most else "more samples are needed")
+            f"rarest class has {counts.min()}; use fewer clients"
         )
     return deal(y, table, rng, limit_label_name(t, fraction, min_per_class))
 

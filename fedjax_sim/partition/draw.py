@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 Counts = NDArray[np.int64]
 MAX_BARS = 200  # clients; thinner bars are indistinguishable
-MAX_ROWS = 500  # of a heat map; screens and printers resolve few more in that height
 CLASS_WIDTH = 0.1  # inches of a labelled class
 
 
@@ -32,10 +31,9 @@ def draw_partition(
     Up to 200 clients and 10 classes, each client is a stacked bar of length n_k with a colour for
     each class, on the same scale in all panels. Beyond that, each client is a row of a heat map of
     p_k(y), the share of class y in the client's samples, next to its n_k; clients are sorted by
-    their largest class, the purest first, and beyond 500 clients a row is the mean of neighbours.
-    With a single class, or without classes, only sizes are drawn: one bar each, or beyond 500
-    clients a sorted curve on a log scale. Titles show EMD and sizes. More than 4 partitions make
-    the figure wider than a page.
+    their largest class, the purest first.
+    With a single class, or without classes, only sizes are drawn, one bar each. Titles show EMD and
+    sizes. More than 4 partitions make the figure wider than a page.
 
     Args:
         tables: ``int[N, M]`` each, samples of each client and class; M is the same in all.
@@ -63,9 +61,9 @@ def draw_partition(
         raise ValueError(f"classes must be {m} names, got {len(classes)}")
     names = [literal(name) for name in classes] or [str(label) for label in range(m)]
     heads = [_head(table, name) for table, name in zip(counts, titles, strict=True)]
-    bars = clients <= (MAX_ROWS if m == 1 else MAX_BARS) and m <= len(COLOURS)
+    bars = m == 1 or (clients <= MAX_BARS and m <= len(COLOURS))
     height = 1.4 + (float(np.clip(0.13 * clients, 1.6, 7.2)) if bars else 4.4)
-    draw = _draw_bars if bars else _draw_heat if m > 1 else _draw_sizes
+    draw = _draw_bars if bars else _draw_heat
     width = max(4.8, WIDTH * max(len(counts), 3) / 4) if len(counts) < 4 else 1.8 * len(counts)
     with picture(path, width, height, title) as figure:
         draw(figure, counts, heads, names)
@@ -109,26 +107,6 @@ def _draw_bars(
         figure.legend(handles, names, title="class", loc="outside right center")
 
 
-def _draw_sizes(
-    figure: "Figure", counts: Sequence[Counts], heads: Sequence[str], names: Sequence[str]
-) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    del names  # of one class, or of none
-    axes = figure.subplots(1, len(counts), sharex=True, sharey=True, squeeze=False)[0]
-    for axis, table, head in zip(axes, counts, heads, strict=True):
-        sizes = np.sort(table.sum(axis=1))[::-1]
-        edges = np.arange(len(sizes) + 1)
-        axis.fill_betweenx(edges, np.append(sizes, 0), step="post", color=COLOURS[0], linewidth=0)
-        axis.set_title(head)
-        axis.set_xlabel("samples, log scale")
-    axes[0].set_xscale("log")  # natural sizes span orders of magnitude
-    axes[0].set_xlim(0.8, 1.2 * max(int(table.sum(axis=1).max()) for table in counts))
-    axes[0].set_ylim(max(len(table) for table in counts), 0)
-    axes[0].set_ylabel("clients, the largest first")
-    axes[0].yaxis.set_major_locator(MaxNLocator(integer=True))
-
-
 def _draw_heat(
     figure: "Figure", counts: Sequence[Counts], heads: Sequence[str], names: Sequence[str]
 ) -> None:
@@ -158,9 +136,9 @@ def _draw_heat(
             heat.xaxis.set_major_locator(MaxNLocator(4, integer=True))
         heat.set_title(head)
         heat.set_xlabel("class")
-        edges = np.linspace(0, len(table), len(sizes) + 1)
+        edges = np.arange(len(sizes) + 1)
         bars.fill_betweenx(edges, np.append(sizes, 0), step="post", color="0.45", linewidth=0)
-        bars.set_xlabel("$n_k$" if len(sizes) == len(table) else "mean $n_k$")
+        bars.set_xlabel("$n_k$")
         bars.set_xlim(0, 1.02 * longest)
         bars.xaxis.set_major_locator(MaxNLocator(1, integer=True))
         bars.tick_params(left=False)
@@ -177,18 +155,12 @@ def _draw_heat(
     )
 
 
-def _heat_rows(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Computes the rows of a heat map and their sizes: means of neighbours if N > MAX_ROWS."""
+def _heat_rows(table: Counts) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Returns the rows of a heat map and their sizes, sorted by the largest class."""
     sizes = table.sum(axis=1)
     share = table / np.maximum(sizes, 1)[:, None]
     order = np.lexsort((-share.max(axis=1), share.argmax(axis=1)))
-    rows = min(len(table), MAX_ROWS)
-    starts = np.arange(rows) * len(table) // rows
-    merged = np.diff(starts, append=len(table))
-    return (
-        np.add.reduceat(share[order], starts) / merged[:, None],
-        np.add.reduceat(sizes[order], starts) / merged,
-    )
+    return share[order], sizes[order]
 
 
 def draw_skew(

@@ -77,7 +77,6 @@ SAMPLERS: Registry[Callable[..., Partition]] = Registry(
     wanted="a function (labels, clients, *, seed, ...) -> Partition",
     fits=lambda value: takes(value, (0,), 1, seed=0),
     makes=lambda: (Partition,),
-    group="fedjax_sim.partitions",
     own={
         "iid": iid,
         "ll": limit_label,
@@ -208,7 +207,7 @@ def parse_form(text: str) -> tuple[str, dict[str, Any]]:
     except calls.UnreadableError as error:
         raise _not_understood(text, dict(SAMPLERS)) from error
     own = keywords(sampler, DATA)
-    known = {**SAMPLERS.known, name: sampler}
+    known = {**SAMPLERS, name: sampler}
     for key in call.named.keys() - own.keys():
         near = did_you_mean(key, own)
         hint = f"{key} is not an argument of {name}; "

@@ -89,7 +89,6 @@ EXECUTORS: Registry[Opens] = Registry(
     wanted="a function (text) that returns a concurrent.futures.Executor",
     fits=lambda value: takes(value, ""),
     makes=lambda: (Executor,),
-    group="fedjax_sim.executors",
     own={"processes": processes, "dask": dask, "submitit": submitit, "ray": ray, "mpi": mpi},
 )
 """Executors by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
