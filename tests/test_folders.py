@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import json
 import os
@@ -89,36 +88,6 @@ def test_the_claim_of_a_dead_process_is_none(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_lock_that_its_holder_deletes_is_no_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last holder ends between the opening of the lock file and the lock on it."""
-    flock, before = fcntl.flock, [Claim(tmp_path)]
-
-    def late(file: int, how: int) -> None:
-        while before:
-            before.pop().release()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    ours = Claim(tmp_path)
-    with pytest.raises(ValueError, match="in use by another process"):
-        Claim(tmp_path)
-    ours.check()
-    ours.release()
-
-
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none(file: int, how: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    Claim(tmp_path).release()
-    assert f"no locks where {tmp_path} lies" in capsys.readouterr().err
-
-
 def test_a_default_name_that_is_taken_gets_a_suffix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,24 +133,6 @@ def test_a_study_runs_once_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     other.release()
 
 
-@pytest.mark.parametrize("link", ["metrics.jsonl", "config.json", "checkpoints", ".lock"])
-def test_links_are_not_followed(
-    link: str, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(done, tmp_path / "run")
-    place, target = run / link, tmp_path / "target"
-    if place.exists():
-        place.rename(target)
-    else:
-        target.write_text("")
-    place.symlink_to(target)
-    kept = target.read_bytes() if target.is_file() else [*target.rglob("*")]
-    status = bench.main(["--resume", str(run), "--rounds", "4"])
-    assert kept == (target.read_bytes() if target.is_file() else [*target.rglob("*")])
-    assert status == 2
-    assert last_line(capsys).startswith(f"fedjax_sim.bench: error: --resume {run}: ")
-
-
 # The disk.
 
 
@@ -215,13 +166,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Full]:
     return Full
 
 
-SIZES = [round(8_000 * 75 ** (i / 19)) for i in range(20)]
-"""From 8 KB to 600 KB."""
+SIZES = [8_000, 40_000, 150_000, 400_000]
 
 
 @pytest.mark.parametrize(
     "size",
-    [s if i in (0, 7) else pytest.param(s, marks=pytest.mark.slow) for i, s in enumerate(SIZES)],
+    [s if i < 2 else pytest.param(s, marks=pytest.mark.slow) for i, s in enumerate(SIZES)],
 )
 def test_a_full_disk_is_one_line_and_the_run_goes_on_to_the_bit(
     size: int, done: Path, disk: type[Full], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -242,35 +192,6 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_to_the_bit(
     assert not [*tmp_path.rglob(".*")]
     for name in ("metrics.jsonl", "clients.jsonl"):
         assert (out / name).read_bytes() == (done / name).read_bytes()
-
-
-@pytest.mark.parametrize("checkpoints", [[], ["--no-checkpoints"]])
-@pytest.mark.parametrize("how", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])
-def test_a_folder_that_is_gone_ends_the_run_in_a_line(
-    how: str,
-    checkpoints: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-
-    def simulated(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
-        def record(evaluation: Any) -> None:
-            on_evaluation(evaluation)
-            if evaluation.round == 1:
-                out.rename(elsewhere)
-                if how == "deleted":
-                    shutil.rmtree(elsewhere)
-
-        return RUN(*args, on_evaluation=record, **kwargs)
-
-    monkeypatch.setattr(Experiment, "run", simulated)
-    monkeypatch.setattr(running, "draw_clients", lambda *args: None)
-    assert bench_main(out, *checkpoints) == 2
-    place = f"{out} was" if checkpoints else f"checkpoints in {out}/checkpoints/fedavg: it was"
-    assert complaints(capsys) == [f"fedjax_sim.bench: error: {place} deleted or moved"]
-    assert not out.exists()
 
 
 def test_a_picture_that_fails_costs_nothing_and_is_said_once(
@@ -342,16 +263,6 @@ def test_what_is_not_written_names_its_file_and_leaves_the_old_one(
     with pytest.raises(OSError, match=r"No space left on device: '.*/a'"):
         write(tmp_path / "a")
     assert [p.read_text() for p in tmp_path.iterdir()] == ["whole"]
-
-
-def test_a_picture_in_another_format_replaces_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for name in ("curves.png", "clients.png"):
-        (tmp_path / "run" / name).write_text("of fewer rounds")
-    folder = RunFolder(tmp_path / "run", {}, "svg", resumed=True)
-    folder.draw("curves", Path.touch)
-    assert sorted(p.name for p in folder.path.glob("c*.[ps]*g")) == ["clients.png", "curves.svg"]
-    folder.close()
 
 
 # Commands that are started again.

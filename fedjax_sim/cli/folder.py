@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -95,12 +95,8 @@ class RunFolder:
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
         """Draws a picture, one of ``PICTURES``; warns if that fails."""
-        self._claim.check()
         try:
             draw(self.picture(name))
-            for kind in get_args(Format):  # a run may go on with another format
-                if kind != self._format:
-                    (self.path / f"{name}.{kind}").unlink(missing_ok=True)
         except Exception as error:
             why = getattr(error, "strerror", None) or error_text(error)
             warnings.warn(
@@ -131,7 +127,6 @@ class RunFolder:
             records.append(_plain(record))
             if clients:
                 self._clients[algorithm].append(clients)
-        self._claim.check()
         if self._metrics is None:  # not before: a run that goes on has its records until now
             self._metrics, self._times = map(self._opened, ("metrics.jsonl", "times.jsonl"))
         assert self._times is not None
@@ -150,7 +145,6 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any], names: Iterable[str]) -> None:
         """Writes ``summary.json``, and ``clients.jsonl`` of the algorithms that have finished."""
-        self._claim.check()
         rows = [_line(row) for name in names for row in self._clients.get(name, ())]
         if rows:
             write_text(self.path / "clients.jsonl", "".join(rows))
@@ -183,7 +177,6 @@ class RunFolder:
         kept = self.recorded or self.saved
         if not kept:
             with suppress(OSError):
-                self._claim.check()
                 for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
                     path.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints)
