@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +21,6 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.commands import complain
-from fedjax_sim.run.identity import code_digests, random_settings
 
 PATIENCE = 60.0
 """Seconds in which all processes must have met."""
@@ -147,24 +145,9 @@ def in_step() -> Iterator[list[Any]]:
     others = [i for i, digest in enumerate(told) if not np.array_equal(digest, told[0])]
     if others:
         raise ValueError(
-            "--distributed: all processes must have the same flags, versions, code, data and "
-            f"settings of JAX, process {others[0]} has others than process 0"
+            "--distributed: all processes must have the same flags, versions, data and "
+            f"checkpoints, process {others[0]} has others than process 0"
         )
-
-
-def programs_of(values: Any) -> list[str]:
-    """Returns what decides which programs compile, other than flags, versions and data.
-
-    These texts must be the same in all processes; there are none if this one is alone.
-    """
-    if not jax.distributed.is_initialized():
-        return []
-    package = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        package.update(path.read_bytes())
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    flags = [flag for flag in flags if not flag.startswith("--xla_dump")]
-    return [package.hexdigest(), repr((code_digests(values), random_settings(), flags))]
 
 
 def wait() -> None:
