@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
@@ -21,7 +20,7 @@ from fedjax_sim.base import Task
 from fedjax_sim.base.files import append, write_text
 from fedjax_sim.base.registry import error_text
 from fedjax_sim.cli.claims import claim_begun, claim_new
-from fedjax_sim.cli.commands import PictureWarning
+from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
@@ -94,16 +93,12 @@ class RunFolder:
         return self.path / f"{name}.{self._format}"
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Draws a picture, one of ``PICTURES``; warns if that fails."""
+        """Draws a picture, one of ``PICTURES``; a run does not end if that fails."""
         try:
             draw(self.picture(name))
         except Exception as error:
-            why = getattr(error, "strerror", None) or error_text(error)
-            warnings.warn(
-                f"{self.picture(name)} was not drawn: {why}; the run goes on",
-                PictureWarning,
-                stacklevel=2,
-            )
+            told = f"warning: {self.picture(name)} was not drawn: {error_text(error)}"
+            complain("fedjax_sim", told, 0)
 
     def log(
         self,

@@ -138,12 +138,15 @@ class Machine(Group):
     cache: bool = setting(True, "do not store compiled programs for later runs")
 
     def __post_init__(self) -> None:
-        """Rejects settings of checkpoints without them."""
-        if self.or_resume and self.out is None:
+        """Rejects folders and checkpoints that contradict each other."""
+        if self.out is not None and self.resume is not None:
+            raise ValueError(
+                f"--out is for a new run; --resume {self.resume} goes on in its folder"
+            )
+        if self.or_resume and self.out is None and self.resume is None:
             raise ValueError("--or-resume is for --out, which names the folder of the run")
         if (self.resume is not None or self.or_resume) and not self.checkpoints:
-            goes_on = "--resume" if self.resume is not None else "--or-resume"
-            raise ValueError(f"--no-checkpoints is for a new run, not for {goes_on}")
+            raise ValueError("--no-checkpoints is for a new run, which nothing resumes")
         if self.keep_weights and not self.checkpoints:
             raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
 

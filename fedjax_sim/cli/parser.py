@@ -63,31 +63,18 @@ def parse(argv: Sequence[str]) -> Config:
     """
     folder, trust, others = asked(argv)
     if folder is not None:
-        for text in others:
-            name = text.partition("=")[0]
-            if name in ("--out", "--or-resume"):
-                raise ValueError(
-                    f"{name} is for a new run; --resume {folder} goes on in its folder"
-                )
         begun, before = _begun(folder, trust)
         with trusting(trust):
-            try:
-                config = _config([*before, *others, "--resume", str(folder)])
-            except ValueError as error:
-                if "not allowed with argument" in str(error):  # --emd and --partition
-                    raise ValueError(f"{error} of the run in {folder}: leave it out") from error
-                raise
+            config = _config([*before, *others, "--resume", str(folder)])
     else:
         config = _config(others)
-        machine = config.machine
-        if trust and not machine.or_resume:
-            raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
-        out = machine.out
+        machine, out = config.machine, config.machine.out
         if out is None or not machine.or_resume or not (Path(out) / "config.json").exists():
             return config
         folder = Path(out)
         begun, _ = _begun(folder, [*trust, *imported])  # which this command line has named already
-        config = dataclasses.replace(config, machine=dataclasses.replace(machine, resume=out))
+        machine = dataclasses.replace(machine, resume=out, out=None)
+        config = dataclasses.replace(config, machine=machine)
     check_settings(folder, begun, config)
     return config
 

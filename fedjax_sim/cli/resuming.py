@@ -87,7 +87,7 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
     for name in before | now:
         if before.get(name) == now.get(name):
             continue
-        ours, theirs = (_shown(name, of.get(name)) for of in (now, before))
+        ours, theirs = (_shown(of.get(name)) for of in (now, before))
         if name != "--rounds":
             raise ValueError(
                 f"{name} is {ours}, and {theirs} in the run in {folder}; it may go on with other "
@@ -115,11 +115,7 @@ def _by_flag(config: Config) -> dict[str, Any]:
     }
 
 
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "not given"
-    if name == "--seeds":
-        return str(len(value))
+def _shown(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
-    return str(value)
+    return "not given" if value is None else str(value)
