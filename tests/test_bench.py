@@ -349,7 +349,7 @@ def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture
 
 def test_list_has_the_entries_with_all_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench.main(["--list", "PUSH-SUM", "weighting.equal"])
+        bench.main(["--list", "PUSH-SUM", "directed"])
     assert stopped.value.code == 0
     entries, legend = capsys.readouterr().out.split("\n\n")
     assert [line.split()[0] for line in entries.splitlines() if line[0] != " "] == ["push_sum"]

@@ -181,22 +181,6 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def registered() -> list[str]:
-    """Returns the entries of ``--list`` for methods that are not the package's own."""
-    entries = []
-    for name in ALGORITHMS:
-        if name in ALGORITHMS.own:
-            continue
-        first = (inspect.getdoc(function_of(name)) or "").partition("\n")[0]
-        try:
-            flags = ", ".join(f"{flag(key)} {_default(name, key)}" for key in parameters(name))
-        except ValueError as error:
-            flags = f"none: {error}"
-        entry = f"{name:20}{first}".rstrip()
-        entries.append(f"{entry}\n{'  flags':20}{flags}" if flags else entry)
-    return entries
-
-
 @functools.cache
 def _options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return options(function, without=COMMON)

@@ -23,7 +23,6 @@ from fedjax_sim.cli.methods import (
     name_of,
     owners_of,
     parameters,
-    registered,
 )
 from fedjax_sim.cli.parts import ROLES, Parts
 from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
@@ -165,7 +164,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         action=_List,
         nargs="*",
         metavar="WORD",
-        help="print all algorithms with paper, parts, flags and traffic, or those whose entry "
+        help="print all algorithms with paper, flags and traffic, or those whose entry "
         "contains each WORD, and exit",
     )
     add_trust(group)
@@ -200,5 +199,5 @@ class _List(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, given: Any, words: Any, *args: Any) -> None:
         del given, args
-        print(listing(words, registered()))
+        print(listing(words))
         parser.exit()
