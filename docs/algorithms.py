@@ -54,7 +54,7 @@ settings of one method: `--algo "fedprox(mu=0.1)"`. In Python,
 
 def page() -> str:
     """Returns the text of ``docs/algorithms.md``."""
-    methods = [described(name) for name in ALGORITHMS.known if name in ALGORITHMS.own]
+    methods = [described(name) for name in ALGORITHMS if name in ALGORITHMS.own]
     lines = [HEAD]
     lines += [
         _row(f"[`{m.name}`](#{_anchor(_title(m))})", _markdown(m.summary), m.paper) for m in methods

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import known
 from scipy import stats
@@ -33,8 +32,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.partitioning import command
 from fedjax_sim.cli.preparing import augmentations
 from fedjax_sim.cli.reporting.command import main as report
-from fedjax_sim.cli.summary import privacy_spent, pull_of, remarks, show
-from fedjax_sim.client.local import local_sgd
+from fedjax_sim.cli.summary import privacy_spent, remarks, show
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.execution import make_execution
@@ -46,12 +44,11 @@ from fedjax_sim.partition import (
     partition_hash,
     save_partition,
 )
-from fedjax_sim.run import DivergedError, Result, simulate
+from fedjax_sim.run import DivergedError, Result
 from fedjax_sim.run.environment import environment
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.provenance import privacy_of
-from fedjax_sim.run.simulation import toy
 
 RUN = Experiment.run
 
@@ -776,8 +773,6 @@ def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) 
     lacking = np.mean([(table == 0).sum() for table in setup.tables])
     assert lacking > 10
     assert f"pairs of client and class without a sample: {lacking:g} of 80 (mean" in out
-    out, _ = shown(capsys, "--fedaug", "1.9")
-    assert "no copies: no client above --fedaug 1.9 has samples to copy" in out
 
 
 @pytest.mark.slow
@@ -792,36 +787,6 @@ def test_scores_of_the_clients_own_models_are_there_without_asking(
     assert "personal %" in re.split("  +", head)
     assert f"{100 * summary['personal_accuracy_last']:.2f}" in row.split()
     assert summary["personal_accuracy_last"] != summary["client_accuracy_last"]
-
-
-@pytest.mark.slow
-def test_the_pull_of_fedprox_is_known() -> None:
-    """A fixed one by the method, an adaptive one by the run."""
-    problem = toy()
-    local = local_sgd(problem.objective, optax.sgd(0.1))
-
-    def pull(rounds: int, **options: Any) -> dict[str, float]:
-        fedprox = ALGORITHMS["fedprox"](local, clients_per_round=10, **options)
-        fedprox = fedprox.on(make_execution(1))
-        result = simulate(
-            fedprox, problem.model, problem.data, problem.test, rounds=rounds, classes=10
-        )
-        return pull_of(result)
-
-    assert pull(1) == {"mu_first": 0.01, "mu_last": 0.01}
-    found = pull(6, adaptive=True, mu=0.3)  # the loss falls five times in a row
-    assert found == {"mu_first": 0.3, "mu_last": pytest.approx(0.2)}
-
-
-def test_the_pull_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown(capsys, numbers={"mu_first": 0, "mu_last": 0.25})
-    assert out.endswith("\n\nfedavg: μ of the proximal term is 0, after the last round 0.25\n")
-    assert "μ" not in shown(capsys)[0]
-    names = ["fedprox(lr=1)", "fedprox(mu=1)", "fedprox(lr=2)"]
-    out, _ = shown(capsys, numbers={"mu_first": 1, "mu_last": 1, "xla_programs": 0}, names=names)
-    assert out.endswith("\n\nfedprox(lr=1), fedprox(lr=2): μ of the proximal term is 1\n")
-    rows = [re.split("  +", line) for line in out.splitlines() if line.startswith(names[1])]
-    assert rows[-1][-2:] == ["-", "1"]  # it had finished before
 
 
 def by_hand(steps: Any, devices: int, chunk: int) -> int:

@@ -95,19 +95,19 @@ def forecast_of(clock: list[float], **work: float) -> Forecast:
     return Forecast({Job("", label): size for label, size in work.items()}, lambda: clock[0])
 
 
-def test_work_that_was_done_before_takes_no_time() -> None:
-    clock, both = [0.0], ["one(mu=1)", "one(mu=2)"]
-    forecast = forecast_of(clock, **dict.fromkeys(both, 50), other=100)
-    assert str(forecast) == ""
+def test_methods_are_weighed_by_the_seconds_that_they_took() -> None:
+    clock, fast = [0.0], ["fast(mu=1)", "fast(mu=2)"]
+    forecast = forecast_of(clock, **dict.fromkeys(fast, 5), slow=10, other=10)
+    assert forecast.seconds is None
     clock[0] = 1000.0  # another one was done before, which took a while to see
-    forecast.found(Job("", "other"), 0.5)
-    with forecast.program("", both, rounds=100, done=20) as advance:
+    forecast.found(Job("", "slow"), 0.5, 90)  # in an earlier run: 18 s a unit
+    with forecast.program("", fast, rounds=100, done=20) as advance:
         advance(10)  # a round of the checkpoint
-        clock[0] += 400
-        advance(60)  # 10 s a unit; 20, 20 and 50 are left
-    assert str(forecast) == "about 15 min left"
-    forecast.ended([Job("", label) for label in both])  # by a rule, or they failed
-    assert str(forecast) == "about 8 min left"
+        clock[0] += 10
+        advance(60)  # 2.5 s a unit; of the third method the mean
+    assert forecast.seconds == pytest.approx(4 * 2.5 + 5 * 18 + 10 * (90 + 10) / (5 + 4))
+    forecast.ended([Job("", label) for label in (*fast, "other")])  # by a rule, or they failed
+    assert str(forecast) == "about 2 min left"
 
 
 def test_two_workers_need_half_the_time() -> None:
@@ -116,8 +116,8 @@ def test_two_workers_need_half_the_time() -> None:
     for share in (0.1, 0.2):
         clock[0] += 30
         for label in "ab":
-            forecast.ran(Job("", label), share)
-    assert str(forecast) == "about 4 min left"
+            forecast.ran([Job("", label)], share, 30)
+    assert forecast.seconds == pytest.approx(240)
 
 
 def test_a_study_that_goes_on_counts_what_it_runs(plan: Study, tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_a_study_that_goes_on_counts_what_it_runs(plan: Study, tmp_path: Path) -
         rest[0].name: shares_done(rest[0], tmp_path / "nothing"),
     }
     assert found == {
-        done.name: {labels[0]: 1.0, labels[1]: 1.0},
-        begun.name: {labels[0]: 0.4},
+        done.name: {labels[0]: (1.0, 50.0), labels[1]: (1.0, 50.0)},
+        begun.name: {labels[0]: (0.4, 20.0)},
         rest[0].name: {},
     }
     watched = Progress(plan.cells, found, lambda: clock[0])

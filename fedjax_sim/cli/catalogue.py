@@ -101,7 +101,7 @@ def listing(words: Sequence[str] = ()) -> str:
 
     Entries that lack one of the words are left out; case does not count.
     """
-    entries = [*map(_entry, ALGORITHMS.known)]
+    entries = [*map(_entry, ALGORITHMS)]
     for word in words:
         entries = [e for e in entries if word.lower() in " ".join(e.split()).lower()]
     if not entries:

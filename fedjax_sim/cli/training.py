@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -216,12 +215,3 @@ def client_sizes(data: ClientData) -> NDArray[np.int64]:
     """Returns the samples of each client that a visit trains on: of one run, or ``[R, N]``."""
     given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
     return np.minimum(given, data.samples_per_round or data.capacity).astype(np.int64)
-
-
-def without_steps(local: LocalUpdate, data: ClientData) -> list[int]:
-    """Counts the clients of each run that are too small to take a local step."""
-    sizes = client_sizes(data).reshape(-1, data.clients)
-    some = np.unique(sizes)
-    # NumPy's: of JAX's, each operation would be a program of its own.
-    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps_for(np.int32(n))))
-    return np.isin(sizes, some[:first]).sum(axis=1).tolist()

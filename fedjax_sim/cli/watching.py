@@ -84,7 +84,9 @@ class Job(NamedTuple):
 class Forecast:
     """The time to the end of several jobs.
 
-    Only rounds that run now count, not those of a checkpoint or of a job that was done before.
+    Only rounds that run now count, not those of a checkpoint or of a job that was done before. They
+    are weighted by the seconds that a method has needed so far, in an earlier run too; a method
+    that has not run yet is expected to need the mean of the others.
 
     Args:
         work: how much each job has to do, in any unit, such as rounds times clients.
@@ -104,18 +106,23 @@ class Forecast:
     ) -> None:
         self._work, self._now = work, now
         self._share = dict.fromkeys(work, 0.0)  # of each job, what is done
-        self._ran = 0.0  # work of this process or its workers
+        self._ran = dict.fromkeys(work, 0.0)  # ... by this process or its workers
+        self._spent = dict[str, tuple[float, float]]()  # by method: seconds, and work in them
         self._began = now()
 
-    def found(self, job: Job, share: float) -> None:
-        """Takes the share of a job that an earlier run has done."""
+    def found(self, job: Job, share: float, seconds: float = 0.0) -> None:
+        """Takes the share of a job that an earlier run has done, and its seconds if known."""
         self._share[job] = share
+        if seconds:
+            self._learn(job, share, seconds)
 
-    def ran(self, job: Job, share: float) -> None:
-        """Takes the share that a job has reached; less than before is a round of a checkpoint."""
-        if share > self._share[job]:
-            self._ran += (share - self._share[job]) * self._work[job]
-            self._share[job] = share
+    def ran(self, jobs: Sequence[Job], share: float, seconds: float) -> None:
+        """Takes the share that jobs of one program have reached in some more seconds."""
+        for job in jobs:
+            new = share - self._share[job]
+            if new > 0:  # else it is a round of a checkpoint
+                self._share[job], self._ran[job] = share, self._ran[job] + new
+                self._learn(job, new, seconds / len(jobs))
 
     def ended(self, jobs: Sequence[Job]) -> None:
         """Marks jobs as done, before their last round too."""
@@ -126,21 +133,40 @@ class Forecast:
         self, run: str, names: Sequence[str], rounds: int, done: int
     ) -> Iterator[Callable[[int], None]]:
         """Opens a context for the algorithms of one program, which takes the rounds done so far."""
-        jobs = [Job(run, name) for name in names]
-        if not self._ran:
-            self._began = self._now()  # until now it only read what was done before
+        jobs, last = [Job(run, name) for name in names], self._now()
+        if not any(self._ran.values()):
+            self._began = last  # until now it only read what was done before
         for job in jobs:
             self.found(job, done / rounds)
 
         def advance(done: int) -> None:
-            for job in jobs:
-                self.ran(job, done / rounds)
+            nonlocal last
+            now = self._now()
+            self.ran(jobs, done / rounds, now - last)
+            last = now
 
         yield advance
 
+    @property
+    def seconds(self) -> float | None:
+        """The seconds to the end, compiling included; None while no round has run."""
+        spent, work = map(sum, zip(*self._spent.values(), strict=True)) if self._spent else (0, 0)
+        costs = {method: s / w for method, (s, w) in self._spent.items()}
+        by_job = {
+            job: size * costs.get(name_of(job.label), spent / work if work else 0.0)
+            for job, size in self._work.items()
+        }
+        ran = sum(cost * self._ran[job] for job, cost in by_job.items())
+        if not ran:
+            return None
+        left = sum(cost * (1 - self._share[job]) for job, cost in by_job.items())
+        return (self._now() - self._began) * left / ran
+
     def __str__(self) -> str:
-        if not self._ran:
-            return ""
-        left = sum(size * (1 - self._share[job]) for job, size in self._work.items())
-        seconds = (self._now() - self._began) * left / self._ran
+        seconds = self.seconds
         return f"about {duration(seconds)} left" if seconds else ""
+
+    def _learn(self, job: Job, share: float, seconds: float) -> None:
+        method = name_of(job.label)
+        before, work = self._spent.get(method, (0.0, 0.0))
+        self._spent[method] = before + seconds, work + share * self._work[job]

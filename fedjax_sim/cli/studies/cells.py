@@ -54,21 +54,25 @@ def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
             trim()
 
 
-def shares_done(cell: Cell, folder: Path) -> dict[str, float]:
-    """Reads how far a cell's methods are: the share of the rounds of each.
+def shares_done(cell: Cell, folder: Path) -> dict[str, tuple[float, float]]:
+    """Reads how far a cell's methods are: the share of the rounds of each, and its seconds so far.
 
-    Empty if nothing is recorded yet.
+    Settings of one program share its seconds. Empty if nothing is recorded yet.
     """
     rounds = cell.config.experiment.rounds
     try:
         settings = json.loads((folder / "config.json").read_bytes())
         lines = (folder / "times.jsonl").read_text(encoding="utf-8").splitlines()
         last = {line.partition(', "round"')[0]: line for line in lines}  # an older one goes
-        found = {line["algorithm"]: line["round"] for line in map(json.loads, last.values())}
-        shares = {name: min(1.0, done / rounds) for name, done in found.items()}
+        found = {line["algorithm"]: line for line in map(json.loads, last.values())}
+        beside = {name: len(group) for group in settings["programs"] for name in group}
+        shares = {
+            name: (min(1.0, line["round"] / rounds), line["wall_seconds"] / beside[name])
+            for name, line in found.items()
+        }
         if settings["rounds"] == rounds and (summary := folder / "summary.json").exists():
             over = json.loads(summary.read_bytes()).keys() & shares.keys()
-            shares |= dict.fromkeys(over, 1.0)  # it may have ended early
+            shares |= {name: (1.0, shares[name][1]) for name in over}  # it may have ended early
     except (OSError, ValueError, KeyError, TypeError):  # being written, or damaged
         return {}
     return shares

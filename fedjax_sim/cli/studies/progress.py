@@ -10,8 +10,8 @@ from fedjax_sim.cli.studies.plan import Cell
 from fedjax_sim.cli.watching import Forecast, Job, bar
 from fedjax_sim.run.progress import Report
 
-Shares = Mapping[str, float]
-"""How far a cell's methods are: the share of the rounds of each."""
+Shares = Mapping[str, tuple[float, float]]
+"""How far a cell's methods are: the share of the rounds of each, and its seconds so far."""
 
 
 class Progress:
@@ -32,9 +32,10 @@ class Progress:
         self._jobs = {c.name: [Job(c.name, label) for label in c.config.algorithms] for c in cells}
         work = {job: _work(c, job.label) for c in cells for job in self._jobs[c.name]}
         self.forecast = Forecast(work, now)
+        self._seen = {cell: dict(shares) for cell, shares in done.items()}
         for cell, shares in done.items():
-            for label, share in shares.items():
-                self.forecast.found(Job(cell, label), share)
+            for label, (share, seconds) in shares.items():
+                self.forecast.found(Job(cell, label), share, seconds)
 
     def begins(self, cell: Cell) -> None:
         """Marks a cell as the next one."""
@@ -42,8 +43,12 @@ class Progress:
 
     def saw(self, cell: Cell, shares: Shares) -> None:
         """Takes how far a cell is elsewhere."""
-        for label, share in shares.items():
-            self.forecast.ran(Job(cell.name, label), share)
+        seen = self._seen.setdefault(cell.name, {})
+        for label, (share, seconds) in shares.items():
+            before, spent = seen.get(label, (0.0, 0.0))
+            if share > before:  # a cell that goes on records its first rounds again
+                self.forecast.ran([Job(cell.name, label)], share, max(0.0, seconds - spent))
+                seen[label] = share, seconds
 
     def ended(self, cell: Cell) -> None:
         """Marks a cell as done, or failed."""
