@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 done = finished(config, Path(config.machine.resume))
                 if done is not None:
                     return done
-            start_jax(config.machine, PROGRAM)
+            start_jax(config.machine)
             with in_step() as same:
                 setup = build(config)
                 problem = setup.problem

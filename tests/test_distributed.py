@@ -97,9 +97,8 @@ def test_wrong_forms_are_refused_in_one_line(
 ) -> None:
     assert bench.main(["--distributed", given]) == 2
     assert capsys.readouterr().err == (
-        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with at "
-        "most 65536 processes and an index from 0 below them, as in localhost:1234,2,0, got "
-        f"{given!r}\n"
+        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with an "
+        f"index from 0 below the number of processes, as in localhost:1234,2,0, got {given!r}\n"
     )
 
 
@@ -118,7 +117,7 @@ def test_a_service_for_this_host_alone_listens_on_it_alone(
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match=r"--distributed: enough$"):
-        join(meeting(f"{host}:1234,2,0"), "program")
+        join(meeting(f"{host}:1234,2,0"))
     assert given["coordinator_bind_address"] == (f"{host}:1234" if bound else None)
 
 
@@ -137,16 +136,6 @@ def test_one_that_is_stopped_or_left_alone_does_not_wait(monkeypatch: pytest.Mon
     statuses = [0, 1, 2, 3, 130, 143]
     assert [bench.leave(status) for status in statuses] == statuses
     assert ended == [3, 130, 143]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_that_is_left_alone_says_so_and_ends(start: Start, address: str, number: int) -> None:
-    meet = f"join(meeting('{address},2,{number}'), 'program', patience=2)"
-    code = f"from fedjax_sim.cli.processes import join, meeting; {meet}"
-    ended = start(["-c", code]).ended()
-    told = f"program: error: --distributed: not all processes 2 at {address} in 2 s\n"
-    assert ended == (2, "", told)
 
 
 @pytest.mark.slow

@@ -162,11 +162,6 @@ def test_a_dry_run_runs_nothing_and_tells_what_would(
         if row[0] != "radfed":
             assert row[5] == "2.6"
             assert summary["bytes_up"] == pytest.approx(1e3 * up)
-    # All clients take part in every round, so that the mean is what is done.
-    steps = [int(row[-1].replace(",", "")) for row in cells]
-    data = kept.data
-    each = np.ceil(np.diff(np.asarray(data.start)) / 16).sum()
-    assert steps[0] == pytest.approx(2 * 6 * each, rel=1e-6)
 
 
 def test_weights_are_kept_beside_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,11 +108,6 @@ def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
         ),
         (["--compare", "none(lr=1)"], "'none' is no algorithm"),
         (["--algo", "fedprox(mu=-1)"], "fedprox(mu=-1): --mu must be at least 0, got -1"),
-        (["--algo", "fedprox(mu=1)", "--mu", "2"], "--mu has no effect beside fedprox(mu=1)"),
-        (
-            ["--algo", "fedavg(lr=1)", "--compare", "none", "--lr", "2"],
-            "--lr has no effect beside fedavg(lr=1)",
-        ),
         (["--algo", "fedavg(epochs=0.001)"], "fedavg(epochs=0.001): --epochs 0.001 is no step"),
         (["--algo", "fedavg(lr=1)", "--lora-alpha", "2"], "--lora-alpha"),
     ],

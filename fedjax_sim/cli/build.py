@@ -299,10 +299,6 @@ def experiment_of(
     )
 
 
-_MISTAKES = (ValueError, ZeroDivisionError, OSError, ImportError)
-"""Exceptions of the package's models for sizes, settings or files that do not fit."""
-
-
 def load_model(
     name: str,
     dataset: Dataset,
@@ -318,15 +314,8 @@ def load_model(
     try:
         made = with_settings(made, call)
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
-    except Exception as error:  # a user's factory may raise anything
-        if MODELS.is_foreign(key):
-            raise ValueError(
-                f"--model {name}: factory(shape, classes): {error_text(error)}"
-            ) from error
-        known = isinstance(error, _MISTAKES)
-        if not (known or call.args or call.named):
-            raise
-        raise ValueError(f"--model {name}: {error if known else error_text(error)}") from error
+    except Exception as error:  # a factory may raise anything
+        raise ValueError(f"--model {name}: {error_text(error)}") from error
     given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)

@@ -73,7 +73,7 @@ def run_experiment(
     try:
         with naming_arguments():
             config = parse(argv)
-            start_jax(config.machine, PROGRAM)
+            start_jax(config.machine)
             setup = build(config)
             groups = programs(config, setup)
             if config.machine.out is not None or config.machine.resume is not None:

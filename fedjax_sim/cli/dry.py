@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.report import aligned
@@ -21,13 +20,12 @@ from fedjax_sim.round.traffic import share_of
 from fedjax_sim.run.layout import client_axes, one_run
 
 HEAD = (
-    "algorithm", "program", "rounds", "models", "local steps", "kB up", "kB down", "total steps"
+    "algorithm", "program", "rounds", "models", "local steps", "kB up", "kB down"
 )  # fmt: skip
 NOTE = (
     "program: algorithms with the same number are compiled once and run together; models: trained "
     "per round; kB: one transfer of a model, or of the mean part that a client has, with its "
-    "messages, without what a method sends besides, such as polls and further models; total steps: "
-    "over all runs, for the mean client, without stragglers"
+    "messages, without what a method sends besides, such as polls and further models"
 )
 
 
@@ -56,25 +54,11 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
         up = mean * traffic.upload + traffic.message
         down = mean * traffic.download + traffic.shared_state
         several = f" ({steps.min()} to {steps.max()})" if steps.min() < steps.max() else ""
-        total = _steps_in_all(algorithm, data, rounds) * algorithm.slots * runs
         rows.append(
             [name, str(places[name]), str(rounds), str(algorithm.slots),
-             f"{steps.mean():.1f}{several}", f"{up / 1e3:,.1f}", f"{down / 1e3:,.1f}",
-             f"{total:,.0f}"]
+             f"{steps.mean():.1f}{several}", f"{up / 1e3:,.1f}", f"{down / 1e3:,.1f}"]
         )  # fmt: skip
     print(f"{aligned(rows)}\n\n{NOTE}")
-
-
-def _steps_in_all(algorithm: Algorithm, data: ClientData, rounds: int) -> float:
-    """Returns the local steps of a client in all rounds, the mean over clients.
-
-    Of samples that arrive round by round, whole lots come first, then what is left, then none.
-    """
-    if (lot := data.samples_per_round) is None:
-        return rounds * float(_steps(algorithm, client_sizes(data).reshape(-1)).mean())
-    lots, rest = np.divmod(np.diff(np.asarray(data.start)).reshape(-1).astype(np.int64), lot)
-    whole = np.minimum(lots, rounds) * _steps(algorithm, np.full_like(lots, lot))
-    return float((whole + (lots < rounds) * _steps(algorithm, rest)).mean())
 
 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -163,7 +163,7 @@ def execution_of(machine: Machine) -> Execution:
     )
 
 
-def start_jax(machine: Machine, program: str) -> None:
+def start_jax(machine: Machine) -> None:
     """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
 
     There are no more devices than cores: they would wait for each other.
@@ -176,4 +176,4 @@ def start_jax(machine: Machine, program: str) -> None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if machine.distributed is not None:
-        join(machine.distributed, program)
+        join(machine.distributed)

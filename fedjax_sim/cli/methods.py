@@ -125,12 +125,9 @@ def chosen_options(
     """Returns the keyword arguments of each algorithm that were given, to all or to it alone."""
     own = {name: parameters(name) for name in chosen}
     for key in sorted(given.keys() & set(owners)):
-        having = [name for name in chosen if key in own[name]]
-        if not having:
+        if not any(key in own[name] for name in chosen):
             whose = "; ".join(map(_flags_of, dict.fromkeys(map(name_of, chosen))))
             raise ValueError(f"{flag(key)} is no flag of {whose}")
-        if all(key in chosen[name] for name in having):
-            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(having)}")
     options = {
         name: {key: given[key] for key in own[name] if key in given} | {**chosen[name]}
         for name in chosen

@@ -27,7 +27,7 @@ from fedjax_sim.cli.methods import (
 from fedjax_sim.cli.parts import ROLES, Parts
 from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
 from fedjax_sim.cli.scoring import Split
-from fedjax_sim.cli.written import TRAINED, check_used, read, written
+from fedjax_sim.cli.written import TRAINED, read, written
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
 
@@ -102,7 +102,6 @@ def _config(argv: Sequence[str]) -> Config:
     own = {label: read(label) for label in chosen.algorithms}
     options = chosen_options(given, {label: one.options for label, one in own.items()}, owners)
     check_effects(options)
-    check_used(given, chosen.algorithms)
     defaults = defaults_of(given.get("dataset", Source.dataset))._asdict()
     defaults |= {"split": _split(chosen.algorithms, given)}
     groups: dict[str, Any] = {name: group.of(given, defaults) for name, group in GROUPS.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedjax_sim.base import calls
 from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.spelling import hint
-from fedjax_sim.cli.flags import flag, naming, reader
+from fedjax_sim.cli.flags import naming, reader
 from fedjax_sim.cli.methods import algorithm, parameters
 from fedjax_sim.cli.parts import ROLES, checked
 from fedjax_sim.cli.training import Training
@@ -81,13 +81,6 @@ def read(label: str) -> Written:
             else:
                 found.training[key] = _trained()[key](calls.word(node))
     return found
-
-
-def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
-    """Rejects a flag of local training that every method has its own value of."""
-    for key in TRAINED:
-        if key in given and all(key in read(label).training for label in labels):
-            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")
 
 
 @functools.cache
