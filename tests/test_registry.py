@@ -382,7 +382,7 @@ FAILS = {
     "model": (["--model", "mine:bad_net"], "--model mine:bad_net: KeyErr"),
     "kind": (["--model", "mlp(widths=3)"], "--model mlp(widths=3): TypeError: 'int' object is not"),
     "setting": (["--model", "mlp(width=3)"], "--model mlp(width=3): width is not an argument of"),
-    "weights": (["--model", "gpt2(folder=absent)"], "(folder=absent): FileNotFoundError: absent lacks config.json"),
+    "weights": (["--model", "gpt2(folder=absent)"], "FileNotFoundError: absent lacks config.json"),
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
     "needs": (["--partition", "mine:slices"], "allowed: iid"),
     "needs what": (["--partition", "mine:slices"], "mine:slices(each, turn=0.0, mode=plain)"),
