@@ -382,7 +382,6 @@ BAD = {
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
     "algo": (["--algo", "nope"], "--algo: 'nope' is no algorithm; --list shows all"),
     "close": (["--algo", "FedPro"], "did you mean fedprox or "),
-    "rule": (["--algo", "krum"], "use robust --aggregator krum"),
     "other's flag": (["--redistribution-rounds", "3"], "--phases, --mode"),
     "redistribution": (
         ["--algo", "radfed", "--redistribution-rounds", "0"],
@@ -591,10 +590,8 @@ def test_divergence_of_one_leaves_the_others(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("the loss became nan")])
 def test_folder_without_a_record_is_removed(
-    there: bool,
     error: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -604,12 +601,10 @@ def test_folder_without_a_record_is_removed(
         raise error
 
     monkeypatch.setattr(Experiment, "run", stopped)
-    if there:
-        (tmp_path / "run").mkdir()
     status = 130 if error is KeyboardInterrupt else 1
     assert bench.main([*TINY, "--compare", "none", "--out", str(tmp_path / "run")]) == status
     assert capsys.readouterr().err.endswith("; nothing was recorded\n")
-    assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

@@ -369,10 +369,9 @@ def test_a_word_of_the_field_means_one_name(word: str, meant: str) -> None:
 FAILS = {
     "import": (["--algo", "absent_module:fed"], "--algo: absent_module:fed: ModuleNotFoundError"),
     "attribute": (["--compare", "mine:absent"], "--compare: mine:absent: AttributeError"),
-    "range": (["--algo", "mine:fed", "--rate", "2"], "--algo mine:fed: --rate must be at most 1"),
-    "compared": (["--compare", "mine:fed", "--rate", "2"], "--compare mine:fed: --rate must be"),
-    "crash": (["--algo", "mine:fed", "--label", "crash"], "--algo mine:fed: KeyError: 'nothing' ("),
-    "no part": (["--algo", "mine:fed", "--label", "late"], "--algo mine:fed --label late: selecti"),
+    "range": (["--algo", "mine:fed", "--rate", "2"], "mine:fed: --rate must be at most 1"),
+    "crash": (["--algo", "mine:fed", "--label", "crash"], "mine:fed: KeyError: 'nothing' ("),
+    "no part": (["--algo", "mine:fed", "--label", "late"], "mine:fed: selection must"),
     "no method": (["--algo", "mine:fed", "--label", "none"], "must return an Algorithm, got str"),
     "taken": (["--algo", "mine:needy", "--level", "1"], "mine:needy cannot run here: --rounds is"),
     "data": (["--dataset", "mine:broken"], "--dataset mine:broken: ZeroDivisionError: no data tod"),

@@ -18,7 +18,7 @@ from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
-from fedjax_sim.cli.flags import flag, flagged, flagging, naming
+from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.machine import ON_HOST, Machine, execution_of
 from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
@@ -29,7 +29,6 @@ from fedjax_sim.cli.training import (
     Training,
     check_steps,
     make_local,
-    optimised,
     rounds_of,
     scheduled,
 )
@@ -184,10 +183,7 @@ def build(config: Config) -> Setup:
             )
             return make_algorithm(name, config, common, trained, fits)
 
-        try:
-            return scheduled(mine, local, experiment.rounds, made_of)
-        except ValueError as error:
-            raise optimised(error, mine) from error
+        return scheduled(mine, local, experiment.rounds, made_of)
 
     def varied(name: str, **own: Any) -> Algorithm:
         return algorithm_of(name, config.with_own(name, own), check=False)
@@ -248,7 +244,6 @@ def make_algorithm(
     plain = name_of(name)
     method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
-    named = f"{'--algo' if name == config.algo else '--compare'} {name}" if foreign else name
     try:
         clock = {"clock": common.clock} if "clock" in own else {}
         made = make(method, common, **given, **clock)
@@ -261,17 +256,14 @@ def make_algorithm(
         fits(made)
     except MissingRootError as error:
         raise ValueError(
-            f"{named}: --server-fraction must be given: it needs samples of the server's own"
+            f"{name}: --server-fraction must be given: it needs samples of the server's own"
         ) from error
     except ValueError as error:
-        message = str(flagged(error, [*own, *ON_HOST]))
-        options = [f"{flag(key)} {value}" for key, value in given.items() if f"{key}=" not in name]
-        where = [named] if message.startswith("--") else [named, *options]
-        raise ValueError(f"{' '.join(where)}: {message}") from error
+        raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
     except Exception as error:  # a user's function may raise anything
         if not foreign:
             raise
-        raise ValueError(f"{named}: {error_text(error)}") from error
+        raise ValueError(f"{name}: {error_text(error)}") from error
     return made
 
 

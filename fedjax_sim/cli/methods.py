@@ -39,21 +39,12 @@ def algorithm(text: str) -> str:
     >>> algorithm("gossipp")
     Traceback (most recent call last):
     ValueError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
-    >>> algorithm("krum")
-    Traceback (most recent call last):
-    ValueError: 'krum' is no algorithm; use robust --aggregator krum
     """
     try:
         return ALGORITHMS.resolve(text)[0]
     except UnknownNameError as error:
         message = str(error)
         message += f"{'' if message.endswith('?') else ';'} --list shows all"
-        for name in ALGORITHMS.known:
-            for key, parameter in parameters(name).items():
-                if text in choices_of(parameter.annotation):
-                    raise ValueError(
-                        f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
-                    ) from error
         raise ValueError(message) from error
 
 

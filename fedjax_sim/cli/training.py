@@ -16,7 +16,6 @@ from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
 from fedjax_sim.cli.rates import CONSTANT, TEXTS, factor_by_round, schedule
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.client.local import local_sgd
-from fedjax_sim.engine import matching
 from fedjax_sim.models import MODELS
 from fedjax_sim.round import Algorithm
 
@@ -172,20 +171,6 @@ def scheduled(
         return made
     factor = factor_by_round(training.lr_schedule, rounds_of(made, rounds))
     return make(local.change(rate_by_round=factor))
-
-
-def optimised(error: Exception, training: Training) -> ValueError:
-    """Returns an error of a method that does not fit the optimiser or its schedule, with the flag.
-
-    >>> optimised(ValueError("rate_by_round needs the number"), Training())
-    ValueError('--lr-schedule constant: rate_by_round needs the number')
-    """
-    message = str(error)
-    if "rate_by_round needs" in message:
-        return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
-    if matching.ASSUMED in message and training.optimizer != "sgd":
-        return ValueError(f"--optimizer {training.optimizer}: {message}")
-    return ValueError(message)
 
 
 def rounds_of(algorithm: Algorithm, rounds: int) -> int:
