@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import textwrap
 
-from fedjax_sim.cli.catalogue import Method, catalogue, own_parts
+from composition import own_parts
+
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.cli.catalogue import Method, described
 
 ASKED = {
     "ozdayi": "--server-fraction 0.05",
@@ -51,14 +54,14 @@ settings of one method: `--algo "fedprox(mu=0.1)"`. In Python,
 
 def page() -> str:
     """Returns the text of ``docs/algorithms.md``."""
-    methods = catalogue()
+    methods = [described(name) for name in ALGORITHMS if name in ALGORITHMS.own]
     lines = [HEAD]
     lines += [
-        _row(f"[`{m.name}`](#{_anchor(m.title)})", _markdown(m.summary), m.paper) for m in methods
+        _row(f"[`{m.name}`](#{_anchor(_title(m))})", _markdown(m.summary), m.paper) for m in methods
     ]
     for m in methods:
-        lines += ["", f"## {m.title}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
-        lines += ["", *_parts_table(m)]
+        lines += ["", f"## {_title(m)}", "", _markdown(f"{m.summary}\n\n{m.body}".rstrip())]
+        lines += ["", *_parts_table(m.name)]
         lines += ["", "| option | default | description |", "| --- | --- | --- |"]
         lines += [
             _row(f"`{name}`", default or "all", text) for name, (default, text) in m.options.items()
@@ -69,6 +72,11 @@ def page() -> str:
         lines += ["", "```python", *m.example.splitlines(), "```"] if m.example else []
         lines += ["", _markdown(m.note)] if m.note else []
     return "\n".join(lines) + "\n"
+
+
+def _title(method: Method) -> str:
+    """Returns the method's name in its paper."""
+    return method.summary.partition(":")[0]
 
 
 def _anchor(heading: str) -> str:
@@ -85,9 +93,9 @@ def command(name: str) -> str:
     return f"python -m fedjax_sim.bench --algo {name} {ASKED.get(name, '')}".rstrip()
 
 
-def _parts_table(method: Method) -> list[str]:
+def _parts_table(name: str) -> list[str]:
     lines = ["| part | code | what it does |", "| --- | --- | --- |"]
-    for role, parts in own_parts(method).items():
+    for role, parts in own_parts(name).items():
         for i, part in enumerate(parts):
             first = f"with `{part.option}`" if part.option else role if i == 0 else ""
             lines.append(_row(first, f"`{part.code}`", _markdown(part.meaning)))

@@ -13,13 +13,13 @@ import jax
 from fedjax_sim.base.data import ElsewhereError
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
-from fedjax_sim.cli.dry import compile_all, show_plan
+from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder
 from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, start_jax
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.processes import in_step, programs_of, wait, writes
+from fedjax_sim.cli.processes import in_step, wait, writes
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run, show_outcome
 from fedjax_sim.cli.stopping import STOPPING, Stopped
@@ -63,15 +63,11 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
                 done = finished(config, Path(config.machine.resume))
                 if done is not None:
                     return done
-            start_jax(config.machine, PROGRAM)
+            start_jax(config.machine)
             with in_step() as same:
                 setup = build(config)
-                if config.machine.compile_for is not None:
-                    compile_all(config, setup)
-                    return 0
                 problem = setup.problem
                 same += [repr((config.record(), versions()))]
-                same += programs_of((setup.algorithms, setup.model, setup.task))
                 same += [problem.data, problem.test, problem.validation]
                 same += checkpoints_found(config)
                 groups = programs(config, setup)

@@ -55,7 +55,7 @@ def trained(method: str) -> list[NDArray[np.generic]]:
 def main(place: str, out: str, *methods: str) -> None:
     """Meets the others, trains and keeps what came of it."""
     jax.config.update("jax_num_cpu_devices", 2)
-    join(meeting(place), "several")
+    join(meeting(place))
 
     def refuse(*args: object, **settings: object) -> None:
         raise AssertionError("data went over the network")

@@ -20,7 +20,6 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.preparing import unchanged
 from fedjax_sim.cli.problem import Problem, by_clients, by_names
 from fedjax_sim.cli.reporting.compare import grouped
 from fedjax_sim.cli.reporting.read import read
@@ -214,9 +213,9 @@ def test_nobody_adapts_on_what_is_scored_or_trains(named: bool, standardise: Any
     def made(change: np.ndarray | float = 1.0) -> Problem:
         dataset, parts = domains(change)
         if not named:
-            return by_clients(dataset, parts, (0, 1), 4, standardise, unchanged, 0.25)
+            return by_clients(dataset, parts, (0, 1), 4, standardise, None, 0.25)
         names = ("photo", "art")
-        return by_names(dataset, parts, (0, 1), names, standardise, unchanged, 0.25, 0.25)
+        return by_names(dataset, parts, (0, 1), names, standardise, None, 0.25, 0.25)
 
     problem = made()
     validation = known(problem.validation)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import known
 from scipy import stats
@@ -25,7 +24,6 @@ from fedjax_sim import __main__ as door
 from fedjax_sim import bench, models, privacy, study
 from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.base import Batch, Model, Variables
-from fedjax_sim.cli import schema
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import documented
@@ -34,8 +32,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.partitioning import command
 from fedjax_sim.cli.preparing import augmentations
 from fedjax_sim.cli.reporting.command import main as report
-from fedjax_sim.cli.summary import privacy_spent, pull_of, remarks, show
-from fedjax_sim.client.local import local_sgd
+from fedjax_sim.cli.summary import privacy_spent, remarks, show
 from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.execution import make_execution
@@ -47,11 +44,11 @@ from fedjax_sim.partition import (
     partition_hash,
     save_partition,
 )
-from fedjax_sim.run import DivergedError, Result, simulate
+from fedjax_sim.run import DivergedError, Result
+from fedjax_sim.run.environment import environment
 from fedjax_sim.run.experiment import Experiment
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.provenance import privacy_of
-from fedjax_sim.run.simulation import toy
 
 RUN = Experiment.run
 
@@ -136,7 +133,7 @@ def finished(ran: Ran) -> Path:
 
 def test_summary_is_complete_and_consistent(finished: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
-    assert summary.keys() == {"phase_shift", "fedavg"} | schema.RUN.keys()
+    assert summary.keys() == {"phase_shift", "fedavg"} | environment("").keys() | {"devices"}
     assert "--phases 4" in summary["command"]
     for name in ("phase_shift", "fedavg"):
         s = summary[name]
@@ -349,7 +346,7 @@ def test_help_of_one_algorithm_has_its_flags_alone(capsys: pytest.CaptureFixture
 
 def test_list_has_the_entries_with_all_words(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        bench.main(["--list", "PUSH-SUM", "weighting.equal"])
+        bench.main(["--list", "PUSH-SUM", "directed"])
     assert stopped.value.code == 0
     entries, legend = capsys.readouterr().out.split("\n\n")
     assert [line.split()[0] for line in entries.splitlines() if line[0] != " "] == ["push_sum"]
@@ -382,41 +379,26 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> N
 
 BAD = {
     "weights in flight": (["--keep-weights", "--compare", "radfed"], "add --evaluated server"),
-    "phases 0": (["--phases", "0"], "--phases"),
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
-    "phases text": (["--phases", "two"], "--phases"),
     "algo": (["--algo", "nope"], "--algo: 'nope' is no algorithm; --list shows all"),
     "close": (["--algo", "FedPro"], "did you mean fedprox or "),
-    "rule": (["--algo", "krum"], "use robust --aggregator krum"),
-    "compare": (["--compare", "nope"], "--compare: 'nope' is no algorithm"),
-    "mode": (["--mode", "nope"], "--mode"),
     "other's flag": (["--redistribution-rounds", "3"], "--phases, --mode"),
     "redistribution": (
         ["--algo", "radfed", "--redistribution-rounds", "0"],
         "radfed: --redistribution-rounds must be at least 1, got 0",
     ),
     "no root": (["--algo", "fltrust"], "fltrust: --server-fraction must be given"),
-    "no samples to distil": (["--algo", "feddf"], "feddf: --server-fraction must be given"),
-    "no root to train on": (["--compare", "ozdayi"], "ozdayi: --server-fraction must be given"),
     "no copies": (["--no-mirror"], "--no-mirror is for --fedaug or --rebalance"),
-    "abbreviation": (["--phase", "4"], "--phase"),
     "emd": (["--emd", "1.95"], "--emd must be"),
-    "byzantine": (
-        ["--algo", "robust", "--aggregator", "krum", "--byzantine", "0.5"],
-        "robust: --byzantine must be in [0, 0.5), got 0.5",
-    ),
     "no limit": (
         ["--algo", "dynamic_clustering", "--cluster-by", "distance"],
         "--cluster-limit must be given if cluster_by is 'distance'",
     ),
     "emd and partition": (["--emd", "1", "--partition", "iid"], "--partition"),
     "sampler": (["--partition", "nope(3)"], "dirichlet(alpha"),
-    "no partition": (["--partition", "nowhere.npz"], "--partition"),
     "dataset": (["--dataset", "nope"], "--dataset"),
     "data_dir": (["--dataset", "mnist", "--model", "mlp", "--data-dir", "nowhere"], "mnist"),
     "model": (["--model", "nope"], "--model"),
-    "module": (["--model", "no_such_module:model"], "no_such_module"),
-    "attribute": (["--model", f"{__name__}:absent"], "absent"),
     "five classes": (["--model", f"{__name__}:five_classes"], "[batch, 10]"),
     "no model": (["--model", f"{__name__}:no_model"], "str"),
     "small input": (
@@ -424,11 +406,6 @@ BAD = {
         "an input this small may shrink to nothing in its layers",
     ),
     "cohort": (["--clients-per-round", "9"], "1..8"),
-    "cohort 0": (["--clients-per-round", "0"], "at least 1"),
-    "clients": (["--clients", "100000"], "--clients"),
-    "rounds": (["--rounds", "0"], "--rounds"),
-    "seeds": (["--seeds", "0"], "--seeds"),
-    "epochs": (["--epochs", "0"], "--epochs"),
     # 1,438 / 8 samples in batches of 16 are 12 steps; half a step is rounded to none.
     "no step": (
         ["--partition", "iid", "--epochs", "0.04"],
@@ -451,14 +428,8 @@ BAD = {
         "--standardise='global' is for tables of numbers, not digits",
     ),
     "lr": (["--lr", "-1"], "--lr"),
-    "lr nan": (["--lr", "nan"], "--lr"),
     "momentum": (["--momentum", "1"], "--momentum"),
-    "batch": (["--batch-size", "0"], "--batch-size"),
-    "last batch": (["--last-batch", "lose"], "--last-batch"),
-    "eval": (["--eval-every", "0"], "--eval-every"),
-    "devices": (["--devices", "1000"], "--devices"),
     "chunk": (["--chunk", "-1"], "--chunk"),
-    "lanes": (["--lanes", "-1"], "--lanes"),
     "model devices": (["--model-devices", "3"], "--model-devices must divide the 1 devices of"),
     "no score": (["--score="], "--score must be one of accuracy, f1, auc, as the task is classif"),
     "no partition file": (["--partition", "p.npz"], "--partition: p.npz: No such file or dir"),
@@ -467,12 +438,10 @@ BAD = {
         ["--algo", "fedavg", "--compare", "none", "--samples-mb", "0.001"],
         "--samples-mb must be at least 0.",
     ),
-    "client states": (["--client-state-mb", "-1"], "--client-state-mb: must be a number above 0"),
     "all samples": (
         ["--samples-mb", "1", "--algo", "radfedi"],
         "radfedi: --samples-mb needs methods that read the samples of clients in their own",
     ),
-    "unknown": (["--nope"], "--nope"),
     "mistyped": (["--round", "3"], "did you mean --rounds?\n"),
     "another word": (["--learning-rate", "0.1"], "did you mean --lr?\n"),
     "another word for a setting": (
@@ -620,10 +589,8 @@ def test_divergence_of_one_leaves_the_others(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("there", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError("the loss became nan")])
 def test_folder_without_a_record_is_removed(
-    there: bool,
     error: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -633,12 +600,10 @@ def test_folder_without_a_record_is_removed(
         raise error
 
     monkeypatch.setattr(Experiment, "run", stopped)
-    if there:
-        (tmp_path / "run").mkdir()
     status = 130 if error is KeyboardInterrupt else 1
     assert bench.main([*TINY, "--compare", "none", "--out", str(tmp_path / "run")]) == status
     assert capsys.readouterr().err.endswith("; nothing was recorded\n")
-    assert [p.name for p in tmp_path.rglob("*")] == (["run"] if there else [])
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow
@@ -775,8 +740,6 @@ def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) 
     lacking = np.mean([(table == 0).sum() for table in setup.tables])
     assert lacking > 10
     assert f"pairs of client and class without a sample: {lacking:g} of 80 (mean" in out
-    out, _ = shown(capsys, "--fedaug", "1.9")
-    assert "no copies: no client above --fedaug 1.9 has samples to copy" in out
 
 
 @pytest.mark.slow
@@ -791,36 +754,6 @@ def test_scores_of_the_clients_own_models_are_there_without_asking(
     assert "personal %" in re.split("  +", head)
     assert f"{100 * summary['personal_accuracy_last']:.2f}" in row.split()
     assert summary["personal_accuracy_last"] != summary["client_accuracy_last"]
-
-
-@pytest.mark.slow
-def test_the_pull_of_fedprox_is_known() -> None:
-    """A fixed one by the method, an adaptive one by the run."""
-    problem = toy()
-    local = local_sgd(problem.objective, optax.sgd(0.1))
-
-    def pull(rounds: int, **options: Any) -> dict[str, float]:
-        fedprox = ALGORITHMS["fedprox"](local, clients_per_round=10, **options)
-        fedprox = fedprox.on(make_execution(1))
-        result = simulate(
-            fedprox, problem.model, problem.data, problem.test, rounds=rounds, classes=10
-        )
-        return pull_of(result)
-
-    assert pull(1) == {"mu_first": 0.01, "mu_last": 0.01}
-    found = pull(6, adaptive=True, mu=0.3)  # the loss falls five times in a row
-    assert found == {"mu_first": 0.3, "mu_last": pytest.approx(0.2)}
-
-
-def test_the_pull_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = shown(capsys, numbers={"mu_first": 0, "mu_last": 0.25})
-    assert out.endswith("\n\nfedavg: μ of the proximal term is 0, after the last round 0.25\n")
-    assert "μ" not in shown(capsys)[0]
-    names = ["fedprox(lr=1)", "fedprox(mu=1)", "fedprox(lr=2)"]
-    out, _ = shown(capsys, numbers={"mu_first": 1, "mu_last": 1, "xla_programs": 0}, names=names)
-    assert out.endswith("\n\nfedprox(lr=1), fedprox(lr=2): μ of the proximal term is 1\n")
-    rows = [re.split("  +", line) for line in out.splitlines() if line.startswith(names[1])]
-    assert rows[-1][-2:] == ["-", "1"]  # it had finished before
 
 
 def by_hand(steps: Any, devices: int, chunk: int) -> int:

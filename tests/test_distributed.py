@@ -20,8 +20,7 @@ import pytest
 from several import trained
 
 from fedjax_sim import bench
-from fedjax_sim.cli.processes import _digest, join, meeting, programs_of
-from fedjax_sim.run.identity import random_settings
+from fedjax_sim.cli.processes import _digest, join, meeting
 
 METHODS = ("phase_shift", "ditto", "fedadam")
 """The command below runs radfed; of the others tests/test_methods.py asks that no sum is left to
@@ -98,16 +97,9 @@ def test_wrong_forms_are_refused_in_one_line(
 ) -> None:
     assert bench.main(["--distributed", given]) == 2
     assert capsys.readouterr().err == (
-        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with at "
-        "most 65536 processes and an index from 0 below them, as in localhost:1234,2,0, got "
-        f"{given!r}\n"
+        "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with an "
+        f"index from 0 below the number of processes, as in localhost:1234,2,0, got {given!r}\n"
     )
-
-
-def test_nothing_is_compiled_for_elsewhere_together(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--distributed", "localhost:1234,2,0", "--compile-for", "v5e:2x2"]
-    assert bench.main(argv) == 2
-    assert "--distributed is for a run, not for --compile-for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -125,30 +117,8 @@ def test_a_service_for_this_host_alone_listens_on_it_alone(
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     with pytest.raises(ValueError, match=r"--distributed: enough$"):
-        join(meeting(f"{host}:1234,2,0"), "program")
+        join(meeting(f"{host}:1234,2,0"))
     assert given["coordinator_bind_address"] == (f"{host}:1234" if bound else None)
-
-
-def test_other_code_and_other_settings_of_jax_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def rule(factor: float) -> Any:
-        here: dict[str, Any] = {"__name__": "mine"}
-        exec(f"def rule(a):\n    return {factor} * a", here)
-        return here["rule"]
-
-    assert programs_of(rule(1.0)) == []  # one process has nobody to be compared with
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_dump_to=/a")
-    ours = programs_of(rule(1.0))
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/b --xla_a=1")
-    assert programs_of(rule(1.0)) == ours
-    assert programs_of(rule(2.0)) != ours
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=2")
-    assert programs_of(rule(1.0)) != ours
-    monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
-    with jax.threefry_partitionable(not random_settings()["jax_threefry_partitionable"]):
-        assert programs_of(rule(1.0)) != ours
 
 
 def test_fingerprint_tells_flags_and_samples_apart() -> None:
@@ -166,16 +136,6 @@ def test_one_that_is_stopped_or_left_alone_does_not_wait(monkeypatch: pytest.Mon
     statuses = [0, 1, 2, 3, 130, 143]
     assert [bench.leave(status) for status in statuses] == statuses
     assert ended == [3, 130, 143]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_that_is_left_alone_says_so_and_ends(start: Start, address: str, number: int) -> None:
-    meet = f"join(meeting('{address},2,{number}'), 'program', patience=2)"
-    code = f"from fedjax_sim.cli.processes import join, meeting; {meet}"
-    ended = start(["-c", code]).ended()
-    told = f"program: error: --distributed: not all processes 2 at {address} in 2 s\n"
-    assert ended == (2, "", told)
 
 
 @pytest.mark.slow
@@ -262,7 +222,7 @@ def test_other_flags_than_process_0_are_refused(start: Start, address: str, tmp_
             for i in range(2)]  # fmt: skip
     told = (
         "fedjax_sim.bench: error: --distributed: all processes must have the same flags, versions, "
-        "code, data and settings of JAX, process 1 has others than process 0\n"
+        "data and checkpoints, process 1 has others than process 0\n"
     )
     assert [(e.status, e.err) for e in (one.ended() for one in both)] == [(2, told)] * 2
     assert not (tmp_path / "run").exists()

@@ -13,7 +13,6 @@ import jax
 import pytest
 
 from benchmarks.script import write_record
-from fedjax_sim.cli.schema import RUN, check_summary
 from fedjax_sim.run import environment
 
 
@@ -59,16 +58,13 @@ def test_records_of_benchmarks_say_what_run_folders_say(
     path = tmp_path / "results" / "ours.json"
     write_record(path, time.time() - 60, table=[{"loss": float("inf")}])
     record = json.loads(path.read_text())
-    assert record.keys() == (RUN.keys() - {"devices"}) | {"seconds", "table"}
+    assert record.keys() == environment.environment("").keys() | {"seconds", "table"}
     assert record["seconds"] == pytest.approx(60, abs=1)
     assert record["jax"]["jax_enable_x64"] == jax.config.read("jax_enable_x64")
     assert record["xla_flags"] == "--xla_cpu_enable_fast_math=false"
     assert record["versions"]["jax"] == jax.__version__
     made = environment.environment("python -m ours", started=0)
     assert (made["date"], made["command"]) == ("1970-01-01T00:00:00+00:00", "python -m ours")
-    check_summary(path, made)
-    with pytest.raises(ValueError, match="damaged: dirty cannot be 'maybe'"):
-        check_summary(path, made | {"dirty": "maybe"})
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -56,7 +54,7 @@ def complaints(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def last_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The last complaint; the others are warnings."""
     *warnings, last = complaints(capsys)
-    assert all(line.startswith("fedjax_sim.bench: warning") for line in warnings), warnings
+    assert all(": warning: " in line for line in warnings), warnings
     return last
 
 
@@ -87,36 +85,6 @@ def test_the_claim_of_a_dead_process_is_none(tmp_path: Path) -> None:
     (tmp_path / ".config.json.1.aside").write_text("half")
     claim_new(tmp_path).release()
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_lock_that_its_holder_deletes_is_no_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last holder ends between the opening of the lock file and the lock on it."""
-    flock, before = fcntl.flock, [Claim(tmp_path)]
-
-    def late(file: int, how: int) -> None:
-        while before:
-            before.pop().release()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    ours = Claim(tmp_path)
-    with pytest.raises(ValueError, match="in use by another process"):
-        Claim(tmp_path)
-    ours.check()
-    ours.release()
-
-
-def test_a_file_system_without_locks_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def none(file: int, how: int) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    Claim(tmp_path).release()
-    assert f"no locks where {tmp_path} lies" in capsys.readouterr().err
 
 
 def test_a_default_name_that_is_taken_gets_a_suffix(
@@ -164,24 +132,6 @@ def test_a_study_runs_once_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixtu
     other.release()
 
 
-@pytest.mark.parametrize("link", ["metrics.jsonl", "config.json", "checkpoints", ".lock"])
-def test_links_are_not_followed(
-    link: str, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(done, tmp_path / "run")
-    place, target = run / link, tmp_path / "target"
-    if place.exists():
-        place.rename(target)
-    else:
-        target.write_text("")
-    place.symlink_to(target)
-    kept = target.read_bytes() if target.is_file() else [*target.rglob("*")]
-    status = bench.main(["--resume", str(run), "--rounds", "4"])
-    assert kept == (target.read_bytes() if target.is_file() else [*target.rglob("*")])
-    assert status == 2
-    assert last_line(capsys).startswith(f"fedjax_sim.bench: error: --resume {run}: ")
-
-
 # The disk.
 
 
@@ -215,13 +165,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Full]:
     return Full
 
 
-SIZES = [round(8_000 * 75 ** (i / 19)) for i in range(20)]
-"""From 8 KB to 600 KB."""
+SIZES = [8_000, 40_000, 150_000, 400_000]
 
 
 @pytest.mark.parametrize(
     "size",
-    [s if i in (0, 7) else pytest.param(s, marks=pytest.mark.slow) for i, s in enumerate(SIZES)],
+    [s if i < 2 else pytest.param(s, marks=pytest.mark.slow) for i, s in enumerate(SIZES)],
 )
 def test_a_full_disk_is_one_line_and_the_run_goes_on_to_the_bit(
     size: int, done: Path, disk: type[Full], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -244,36 +193,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_to_the_bit(
         assert (out / name).read_bytes() == (done / name).read_bytes()
 
 
-@pytest.mark.parametrize("checkpoints", [[], ["--no-checkpoints"]])
-@pytest.mark.parametrize("how", ["deleted", pytest.param("moved", marks=pytest.mark.slow)])
-def test_a_folder_that_is_gone_ends_the_run_in_a_line(
-    how: str,
-    checkpoints: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-
-    def simulated(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
-        def record(evaluation: Any) -> None:
-            on_evaluation(evaluation)
-            if evaluation.round == 1:
-                out.rename(elsewhere)
-                if how == "deleted":
-                    shutil.rmtree(elsewhere)
-
-        return RUN(*args, on_evaluation=record, **kwargs)
-
-    monkeypatch.setattr(Experiment, "run", simulated)
-    monkeypatch.setattr(running, "draw_clients", lambda *args: None)
-    assert bench_main(out, *checkpoints) == 2
-    place = f"{out} was" if checkpoints else f"checkpoints in {out}/checkpoints/fedavg: it was"
-    assert complaints(capsys) == [f"fedjax_sim.bench: error: {place} deleted or moved"]
-    assert not out.exists()
-
-
-def test_a_picture_that_fails_costs_nothing_and_is_said_once(
+def test_a_picture_that_fails_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*args: Any) -> None:
@@ -281,12 +201,9 @@ def test_a_picture_that_fails_costs_nothing_and_is_said_once(
 
     monkeypatch.setattr(folder, "draw_curves", fails)
     monkeypatch.setattr(running, "draw_clients", lambda *args: None)
-    assert bench_main(tmp_path / "run", "--rounds", "1", "--compare", "fedprox") == 0
-    why = f"{tmp_path}/run/curves.png was not drawn: Input/output error; the run goes on"
-    assert complaints(capsys) == [
-        f"fedjax_sim.bench: warning: {why}",
-        f"fedjax_sim.bench: warning, 2 times in all: {why}",
-    ]
+    assert bench_main(tmp_path / "run", "--rounds", "1") == 0
+    (told,) = complaints(capsys)
+    assert told.startswith(f"fedjax_sim: warning: {tmp_path}/run/curves.png was not drawn: OSError")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
@@ -303,16 +220,6 @@ def test_a_folder_that_cannot_be_written_to_is_a_line(
     finally:
         tmp_path.chmod(0o755)
         run.chmod(0o755)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
-@pytest.mark.parametrize("argv", [["fedjax_sim"], ["fedjax_sim.bench", "--list"]])
-def test_output_to_a_full_disk_is_a_line(argv: list[str]) -> None:
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", *argv]
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert ended.returncode == 2
-    assert re.fullmatch(r"fedjax_sim.*: error: .*No space left on device\n", ended.stderr)
 
 
 def test_a_line_is_appended_whole_or_not_at_all(disk: type[Full], tmp_path: Path) -> None:
@@ -344,16 +251,6 @@ def test_what_is_not_written_names_its_file_and_leaves_the_old_one(
     assert [p.read_text() for p in tmp_path.iterdir()] == ["whole"]
 
 
-def test_a_picture_in_another_format_replaces_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    for name in ("curves.png", "clients.png"):
-        (tmp_path / "run" / name).write_text("of fewer rounds")
-    folder = RunFolder(tmp_path / "run", {}, "svg", resumed=True)
-    folder.draw("curves", Path.touch)
-    assert sorted(p.name for p in folder.path.glob("c*.[ps]*g")) == ["clients.png", "curves.svg"]
-    folder.close()
-
-
 # Commands that are started again.
 
 
@@ -381,13 +278,9 @@ def test_a_command_goes_on_or_says_that_it_is_done(
     ("argv", "message"),
     [
         (["--or-resume"], "--or-resume is for --out, which names the folder of the run"),
-        (
-            ["--out", "x", "--or-resume", "--no-checkpoints"],
-            "is for a new run, not for --or-resume",
-        ),
+        (["--out", "x", "--or-resume", "--no-checkpoints"], "--no-checkpoints is for a new run"),
         (["--out", ""], "--out: must name a folder, got ''"),
         (["--resume", ""], "--resume: must name a folder, got ''"),
-        (["--resume", "x", "--or-resume"], "--or-resume is for a new run; --resume x goes on"),
     ],
 )
 def test_folders_that_cannot_be_meant(
@@ -414,17 +307,6 @@ def test_a_study_begins_or_goes_on(
     assert asked == [["--out", cell, "--or-resume"]] * 2
     assert study.main([str(file), "--or-resume"]) == 2
     assert "--or-resume is for --out" in capsys.readouterr().err
-
-
-def test_lost_checkpoints_are_named(
-    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(done, tmp_path / "run")
-    shutil.rmtree(run / "checkpoints")
-    assert bench.main(["--resume", str(run)]) == 0
-    told = f"warning: {run} has records of fedavg and no checkpoint: it begins again"
-    assert complaints(capsys) == [f"fedjax_sim.bench: {told}"]
-    assert (run / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
 
 
 def test_other_random_numbers_are_another_run(

@@ -171,9 +171,7 @@ def test_a_comparison_is_the_table_of_the_report(
         found.save(tmp_path / "new")
 
 
-def test_a_saved_result_has_its_privacy_and_its_pull(saved: Path, tmp_path: Path) -> None:
-    fedprox = fs.load_run(saved).summary[NAMES[2]]
-    assert (fedprox["mu_first"], fedprox["mu_last"]) == (1.0, 1.0)
+def test_a_saved_result_has_its_privacy(tmp_path: Path) -> None:
     problem = fs.toy()
     local = fs.local_sgd(problem.objective, optax.sgd(0.1))
     private = fs.algorithms.dp_fedavg(
@@ -224,7 +222,6 @@ def test_results_of_other_clients_are_not_compared(
         ({}, "results must be results by name"),
         ({"a": 1}, "results must have a Result by each name, got 1 as 'a'"),
         ({"a": fewer}, "results must have an evaluation each, and a has none"),
-        ({"date": other}, "'date' cannot name a result"),
     ):
         with pytest.raises(ValueError, match=message):
             fs.compare(wrong)  # type: ignore[arg-type]

@@ -220,11 +220,8 @@ def test_a_run_with_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "message"),
     [
         (["fedavg", "--lora-alpha", "2"], "--lora-alpha is for --lora"),
-        (["fedavg", "--lora-variant", "ffa"], "--lora-variant is for --lora"),
-        (["fedavg", "--lora", "0"], "--lora: must be a whole number at least 1"),
         (["fedavg", "--initial", "no.npz"], "--initial no.npz: there is no file no.npz"),
         (["fedavg", "--initial", "odd.npz"], "odd.npz must have the model's leaves: it lacks"),
-        (["fedavg", "--lora", "2", "--l2", "0.1"], "--l2 is for models without --lora"),
         (
             ["fedadam", "--lora", "2", "--lora-variant", "fedex"],
             "fedadam: --lora 2: --lora-variant fedex is for methods whose server only averages",

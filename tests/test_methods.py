@@ -20,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 from composing import PART_LIST, SLOTS, refusal
+from composition import parts_of
 from conftest import (
     assert_trees,
     compiled_programs,
@@ -46,8 +47,8 @@ from fedjax_sim import (
 )
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import catalogue
 from fedjax_sim.cli.build import build
+from fedjax_sim.cli.catalogue import described
 from fedjax_sim.cli.making import make as make_on
 from fedjax_sim.cli.making import stand_in
 from fedjax_sim.cli.parser import parse
@@ -882,18 +883,11 @@ def test_robust_needs_a_cohort_that_its_share_divides(
         ALGORITHMS["robust"](local, **options)
 
 
-@pytest.fixture(scope="module")
-def documented() -> dict[str, catalogue.Method]:
-    return {method.name: method for method in catalogue.catalogue()}
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_method_is_one_composition_and_documented(
-    name: str, documented: dict[str, catalogue.Method]
-) -> None:
-    method = documented[name]
-    assert method.parts
-    assert all(part.meaning for part in method.parts)
+def test_method_is_one_composition_and_documented(name: str) -> None:
+    method, parts = described(name), parts_of(ALGORITHMS[name])
+    assert parts
+    assert all(part.meaning for part in parts)
     assert method.traffic
     assert method.source
     texts = inspect.getdoc(ALGORITHMS[name]) or ""

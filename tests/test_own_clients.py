@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 from test_data import few_decoded
 
@@ -19,8 +18,6 @@ from fedjax_sim.cli.build import build
 from fedjax_sim.cli.commands import Source
 from fedjax_sim.cli.defaults import TABLE, defaults_of
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.summary import remarks
-from fedjax_sim.cli.training import without_steps
 from fedjax_sim.data import DATASETS, Dataset, from_arrays
 from fedjax_sim.partition import partition_from_lists
 
@@ -180,21 +177,6 @@ def test_a_number_that_nobody_gave_is_called_the_default() -> None:
 def test_two_phases_have_as_many_clients_each(flags: list[str], active: int) -> None:
     argv = ["--partition", "iid", "--clients", "3", "--compare", "none", "--seeds", "1"]
     assert build(parse([*argv, *flags, "--model", "logistic"])).clients_per_round == active
-
-
-def test_clients_without_a_step_are_counted_and_told() -> None:
-    lists = [range(3), range(3, 10), range(10, 12)], [range(1), range(1, 11), range(11, 12)]
-    parts = [partition_from_lists(own) for own in lists]
-    samples = fs.client_data(np.zeros((12, 2)), np.arange(12) % 2, parts)
-    objective = fs.empirical_risk(fs.models.logistic((2,), 2))
-    for size, wanted in ((2, [0, 2]), (3, [1, 2]), (8, [3, 2]), (1, [0, 0])):
-        local = fs.local_sgd(objective, optax.sgd(0.1), size, last_batch="drop")
-        assert without_steps(local, samples) == wanted
-    told = [*remarks({"clients_without_steps_per_run": [3, 2]})]
-    assert told == [
-        "2 to 3 clients are too small for a local step: the models that they return unchanged "
-        "count in full"
-    ]
 
 
 def test_a_table_of_classes_has_a_larger_rate() -> None:

@@ -954,7 +954,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an empty study": (damage("study.json", "{}"), "run", "nothing is finished in run"),
     "not finished": (remove("summary.json"), "run", "nothing is finished in run"),
     "an unset variable": (nothing, "run --out=", "--out: must name a folder, got ''"),
-    "a long name": (nothing, "x" * 300, f"error: {'x' * 300}: File name too long"),
+    "a long name": (nothing, "x" * 300, "File name too long"),
     "another task": (
         settings(task="next_token(4)"), "run other",
         "run is next_token, and other is classification",
@@ -965,7 +965,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a record of nothing": (
         damage("metrics.jsonl", "{}"), "run",
-        "line 1 is damaged, or of another version: it lacks algorithm",
+        "the records of run are damaged: they lack 'algorithm'",
     ),
     "a word for a score": (
         damage("metrics.jsonl", json.dumps(WORD)), "run",
@@ -976,13 +976,6 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "an older version": (
         damage("config.json", '{"format": 1, "algo": "a", "compare": ["b"]}'), "run",
         "run/config.json is of format 1, and this fedjax_sim reads 2",
-    ),
-    "another kind of setting": (
-        settings(clients="12"), "run", "run/config.json is damaged: clients cannot be '12'"
-    ),
-    "half of a summary": (
-        damage("summary.json", '{"a": {"score": "accuracy", "rounds": 1, "mu_last": 1}}'), "run",
-        "run/summary.json, a is damaged: it lacks mu_first",
     ),
     "an unknown baseline": (
         nothing, "run --baseline c", "--baseline must be one of a, b, got 'c'"

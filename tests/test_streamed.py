@@ -177,8 +177,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     main([*argv, "--samples-per-round", "3", "--dry-run"])
     dry = capsys.readouterr().out
     assert "1.0" in dry.split("fedavg", 1)[1].splitlines()[0]  # one step, of three samples
-    main([*argv, "--samples-per-round", "250", "--rounds", "30", "--dry-run"])
-    total = capsys.readouterr().out.split("fedavg", 1)[1].splitlines()[0].split()[-1]
-    assert total == "92"  # four clients of 359 or 360: 16 steps of 250 samples, 7 of the others
     assert main([*argv, "--samples-per-round", "3", "--fedaug", "0"]) == 2
     assert "--samples-per-round needs clients without copies" in capsys.readouterr().err

@@ -231,16 +231,11 @@ REFUSED = {
     "--algo fedavg(optimizer=adam,momentum=0.5)": (
         "fedavg(optimizer=adam, momentum=0.5): --momentum is for --optimizer sgd or nesterov"
     ),
-    "--algo fedavg(optimizer=adamw)": "fedavg(optimizer=adamw): --weight-decay must be above 0",
-    "--algo fedavg(optimizer=adam) --optimizer yogi": "--optimizer has no effect beside fedavg(",
     "--stragglers 0.5 --epochs 1": "--stragglers is for --epochs above 1, got 1",
-    "--weight-decay -1": "--weight-decay: must be a number at least 0, got '-1'",
     "--lora 2 --weight-decay 0.1": "--weight-decay is for models without --lora",
     "--lora 2 --algo fedavg(weight_decay=0.1)": "--weight-decay is for models without --lora",
     "--lr-schedule foo": "--lr-schedule: must be constant, or one of cosine(end), linear(end), ",
-    "--lr-schedule cosine*": "--lr-schedule: must be constant, or one of ",
     "--lr-schedule cosine(1)": "--lr-schedule: cosine(1): end must be in [0, 1), got 1",
-    "--lr-schedule exponential": "--lr-schedule: exponential: exponential() must be written exp",
     "--lr-schedule warmup(1)": "--lr-schedule: warmup(1): rounds must be at least 2, got 1",
     "--lr-schedule step(0.1,4,2)": (
         "--lr-schedule: step(0.1,4,2): rounds must be in order, got 4, 2"
@@ -248,15 +243,11 @@ REFUSED = {
     "--lr-schedule step(0.1,5)": (
         "--lr-schedule step(0.1, 5): round 5 must be below the 5 rounds"
     ),
-    "--lr-schedule cosine --rounds 1": (
-        "--lr-schedule cosine: cosine has no effect in 1 rounds"
-    ),
     "--algo fltrust --server-fraction 0.2 --lr-schedule cosine": (
-        "--lr-schedule cosine: fltrust: rate_by_round needs the round number"
+        "fltrust: rate_by_round needs the round number"
     ),
-    "--algo fednova --optimizer adam": "--optimizer adam: fednova: preaggregation normalise(",
-    "--algo fednova --optimizer nesterov": "--optimizer nesterov: fednova: preaggregation norm",
-    "--algo scaffnew(optimizer=yogi)": "--optimizer yogi: scaffnew(optimizer=yogi): local ",
+    "--algo fednova --optimizer adam": "fednova: preaggregation normalise(",
+    "--algo scaffnew(optimizer=yogi)": "scaffnew(optimizer=yogi): local ",
 }  # fmt: skip
 
 

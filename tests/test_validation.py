@@ -20,7 +20,6 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.preparing import unchanged
 from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
 from fedjax_sim.cli.reporting.compare import grouped, tuned
 from fedjax_sim.cli.reporting.formats import terminal
@@ -76,8 +75,8 @@ def test_a_share_of_each_clients_training_samples(
 
     def made(validation: float | None) -> Problem:
         if split == "holdout":
-            return by_holdout(dataset, parts, seeds, 0.25, "global", unchanged, validation)
-        return official(dataset, parts, seeds, unchanged, validation)
+            return by_holdout(dataset, parts, seeds, 0.25, "global", None, validation)
+        return official(dataset, parts, seeds, None, validation)
 
     found, again, plain = made(share), made(share), made(None)
     assert plain.validation is None
@@ -108,7 +107,7 @@ def test_neighbouring_tokens_stay_together() -> None:
     x, none = np.arange(40).reshape(20, 2), np.zeros(20, bool)
     text = from_arrays("text", x, np.zeros(20, int), test=none, scale=False)
     parts = [partition_from_lists([range(10), range(10, 20)])]
-    problem = by_holdout(text, parts, (0, 1), 0.2, "global", unchanged, 0.25)
+    problem = by_holdout(text, parts, (0, 1), 0.2, "global", None, 0.25)
     assert rows_of_clients(known(problem.validation), 1) == [[6, 7], [16, 17]]
     assert rows_of_clients(problem.test, 1) == [[8, 9], [18, 19]]
 
@@ -119,7 +118,7 @@ def test_the_scale_of_a_table_does_not_depend_on_validation_samples() -> None:
 
     def made(x: np.ndarray) -> Problem:
         table = from_arrays("table", x, np.arange(40) % 2, test=np.zeros(40, bool))
-        return by_holdout(table, parts, (0,), 0.2, "global", unchanged, 0.25)
+        return by_holdout(table, parts, (0,), 0.2, "global", None, 0.25)
 
     first = made(x)
     held = np.concatenate(rows_of_clients(known(first.validation), 0)).astype(int)
@@ -190,7 +189,7 @@ def test_named_clients_are_scored_and_the_others_train(
 ) -> None:
     def made(change: np.ndarray | float = 1.0) -> Problem:
         dataset, parts = domains(change)
-        return by_names(dataset, parts, (0, 1), names, standardise, unchanged, 0.25)
+        return by_names(dataset, parts, (0, 1), names, standardise, None, 0.25)
 
     problem, places = made(), ["art", "cartoon", "photo", "sketch"]
     tested = sorted(places.index(name) for name in names)

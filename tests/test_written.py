@@ -75,7 +75,6 @@ def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--algo", "fedprox(mu=x)"], "--algo: fedprox(mu=x): mu: "),
         (
             ["--algo", "fedprox(nu=1)"],
             "fedprox(nu=1): nu is not a setting of fedprox: use mu, ",
@@ -84,23 +83,16 @@ def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
             ["--algo", "fedprox(mu)"],
             "fedprox(mu=mu): mu: must be a number that is finite, got 'mu'",
         ),
-        (
-            ["--algo", "fedprox(mu=)"],
-            "must be written NAME or NAME(value, key=value, ...), got 'fedprox(mu=)'",
-        ),
         (["--algo", "fedprox(mu=1, mu=2)"], "mu is given twice"),
         (
             ["--algo", "fedprox(mu=1"],
             "must be written NAME or NAME(value, key=value, ...), got 'fedprox(mu=1'",
         ),
-        (["--algo", "fedprox(1, mu=2)"], "fedprox(1, mu=2): mu is given twice"),
         (["--algo", "fedprox(1, False, 3, 4, 5, 6)"], "too many positional arguments"),
         (["--algo", "fedavg(server=mix(2))"], "fedavg(server=mix(2)): --server mix(2): alpha must"),
         (["--algo", "fedavg(server=mi(2))"], "server: 'mi' is no server; did you mean mi"),
         (["--algo", "nix(mu=1)"], "'nix' is no algorithm"),
-        (["--algo", "fedavg(lr=0)"], "lr: must be a number above 0, got '0'"),
         (["--algo", "fedavg(batch_size=1.5)"], "batch_size: must be a whole number at least 1"),
-        (["--algo", "fedavg(last_batch=x)"], "must be one of keep, drop, refill, got 'x'"),
         (["--algo", "fedprox(adaptive=1)"], "adaptive: must be True or False, got '1'"),
         (
             ["--compare", "fedavg(l2=1)"],
@@ -114,7 +106,6 @@ def test_a_text_is_the_same_run_as_flags(tmp_path: Path) -> None:
             "--lr has no effect beside fedavg(lr=1)",
         ),
         (["--algo", "fedavg(epochs=0.001)"], "fedavg(epochs=0.001): --epochs 0.001 is no step"),
-        (["--algo", "fedavg(lr=1)", "--lora-alpha", "2"], "--lora-alpha"),
     ],
 )
 def test_refusals(

@@ -18,7 +18,7 @@ from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
-from fedjax_sim.cli.flags import flag, flagged, flagging, naming
+from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.machine import ON_HOST, Machine, execution_of
 from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
@@ -29,7 +29,6 @@ from fedjax_sim.cli.training import (
     Training,
     check_steps,
     make_local,
-    optimised,
     rounds_of,
     scheduled,
 )
@@ -184,10 +183,7 @@ def build(config: Config) -> Setup:
             )
             return make_algorithm(name, config, common, trained, fits)
 
-        try:
-            return scheduled(mine, local, experiment.rounds, made_of)
-        except ValueError as error:
-            raise optimised(error, mine) from error
+        return scheduled(mine, local, experiment.rounds, made_of)
 
     def varied(name: str, **own: Any) -> Algorithm:
         return algorithm_of(name, config.with_own(name, own), check=False)
@@ -248,7 +244,6 @@ def make_algorithm(
     plain = name_of(name)
     method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
     own, given = keywords(method), config.options[name]
-    named = f"{'--algo' if name == config.algo else '--compare'} {name}" if foreign else name
     try:
         clock = {"clock": common.clock} if "clock" in own else {}
         made = make(method, common, **given, **clock)
@@ -261,17 +256,14 @@ def make_algorithm(
         fits(made)
     except MissingRootError as error:
         raise ValueError(
-            f"{named}: --server-fraction must be given: it needs samples of the server's own"
+            f"{name}: --server-fraction must be given: it needs samples of the server's own"
         ) from error
     except ValueError as error:
-        message = str(flagged(error, [*own, *ON_HOST]))
-        options = [f"{flag(key)} {value}" for key, value in given.items() if f"{key}=" not in name]
-        where = [named] if message.startswith("--") else [named, *options]
-        raise ValueError(f"{' '.join(where)}: {message}") from error
+        raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
     except Exception as error:  # a user's function may raise anything
         if not foreign:
             raise
-        raise ValueError(f"{named}: {error_text(error)}") from error
+        raise ValueError(f"{name}: {error_text(error)}") from error
     return made
 
 
@@ -299,10 +291,6 @@ def experiment_of(
     )
 
 
-_MISTAKES = (ValueError, ZeroDivisionError, OSError, ImportError)
-"""Exceptions of the package's models for sizes, settings or files that do not fit."""
-
-
 def load_model(
     name: str,
     dataset: Dataset,
@@ -318,15 +306,8 @@ def load_model(
     try:
         made = with_settings(made, call)
         given = model_of(made, dataset.train_x.shape[1:], dataset.task.outputs)
-    except Exception as error:  # a user's factory may raise anything
-        if MODELS.is_foreign(key):
-            raise ValueError(
-                f"--model {name}: factory(shape, classes): {error_text(error)}"
-            ) from error
-        known = isinstance(error, _MISTAKES)
-        if not (known or call.args or call.named):
-            raise
-        raise ValueError(f"--model {name}: {error if known else error_text(error)}") from error
+    except Exception as error:  # a factory may raise anything
+        raise ValueError(f"--model {name}: {error_text(error)}") from error
     given = adapt(given)
     if precision != "f32":
         given = with_compute_dtype(given, jnp.bfloat16)

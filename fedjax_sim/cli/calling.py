@@ -25,7 +25,7 @@ from fedjax_sim.run.progress import is_watched
 
 PROGRAM = "fedjax_sim.bench"
 
-ELSEWHERE = {"help", "version", "list", "json", "dry_run", "compile_for", "distributed"}
+ELSEWHERE = {"help", "version", "list", "json", "dry_run", "distributed"}
 """Flags that print, or that belong to a process of its own."""
 
 SWITCHES = {
@@ -73,7 +73,7 @@ def run_experiment(
     try:
         with naming_arguments():
             config = parse(argv)
-            start_jax(config.machine, PROGRAM)
+            start_jax(config.machine)
             setup = build(config)
             groups = programs(config, setup)
             if config.machine.out is not None or config.machine.resume is not None:

@@ -10,7 +10,6 @@ import re
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +107,7 @@ def default_folder(dataset: str, what: str) -> Path:
 def enter(main: Callable[[], int]) -> NoReturn:
     """Ends the process with the status that a command returns.
 
-    It is 141 if nobody reads the output, and 2 if it cannot be written.
+    It is 141 if nobody reads the output, as a shell says of a process that SIGPIPE ended.
     """
     STOPPING.leave = _leave
     listen()
@@ -122,14 +121,9 @@ def enter(main: Callable[[], int]) -> NoReturn:
             status = main()
         finally:
             sys.stdout.flush()
-    except OSError as error:
-        if error.filename is not None:
-            raise
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
-        if isinstance(error, BrokenPipeError):
-            status = 141  # as a shell says of a process that SIGPIPE ended
-        else:
-            status = complain("fedjax_sim", f"error: cannot write the output: {error.strerror}", 2)
+        status = 141
     sys.exit(status)
 
 
@@ -139,34 +133,21 @@ def _leave(status: int) -> None:
     os._exit(status)
 
 
-class PictureWarning(RuntimeWarning):
-    """A picture could not be drawn; the run goes on."""
-
-
 @contextmanager
 def warnings_in_a_line(program: str) -> Iterator[None]:
-    """Prints warnings of checkpoints and pictures as one line each, and at the end how often."""
-    ours, times = (CheckpointWarning, PictureWarning), Counter[str]()
+    """Prints each warning of checkpoints once, as one line."""
     with warnings.catch_warnings():
-        for category in ours:
-            warnings.simplefilter("always", category)
+        warnings.simplefilter("default", CheckpointWarning)
         others = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
-            if not issubclass(category, ours):
-                others(message, category, *where, **more)
-                return
-            times[str(message)] += 1
-            if times[str(message)] == 1:
+            if issubclass(category, CheckpointWarning):
                 complain(program, f"warning: {message}", 0)
+            else:
+                others(message, category, *where, **more)
 
         warnings.showwarning = show
-        try:
-            yield
-        finally:
-            for message, count in times.items():
-                if count > 1:
-                    complain(program, f"warning, {count} times in all: {message}", 0)
+        yield
 
 
 def plain(error: Exception) -> str:

@@ -106,13 +106,8 @@ def make_partitions(
                     f"the file has {found} clients, --clients is {deal.clients}: leave it out"
                 )
             return [partition]
-    try:
-        origin = deal.origin("--partition")
-        return deal_seeds(deal.text, dataset, deal.clients, experiment.seeds, origin=origin)
-    except ValueError as error:
-        if None is experiment.clients != deal.clients and str(error).startswith("--clients "):
-            raise ValueError(f"{error} ({deal.clients} is the default)") from error
-        raise
+    origin = deal.origin("--partition")
+    return deal_seeds(deal.text, dataset, deal.clients, experiment.seeds, origin=origin)
 
 
 def deal_seeds(

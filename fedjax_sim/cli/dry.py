@@ -1,4 +1,4 @@
-"""``--dry-run`` and ``--compile-for``: what would run, and the memory and operations it needs."""
+"""``--dry-run``: what would run."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.running import title
 from fedjax_sim.cli.training import client_sizes
 from fedjax_sim.engine.memory import MB
-from fedjax_sim.engine.targets import ProgramReport
 from fedjax_sim.round import Algorithm
 from fedjax_sim.round.traffic import share_of
 from fedjax_sim.run.layout import client_axes, one_run
 
 HEAD = (
-    "algorithm", "program", "rounds", "models", "local steps", "kB up", "kB down", "total steps"
+    "algorithm", "program", "rounds", "models", "local steps", "kB up", "kB down"
 )  # fmt: skip
 NOTE = (
     "program: algorithms with the same number are compiled once and run together; models: trained "
     "per round; kB: one transfer of a model, or of the mean part that a client has, with its "
-    "messages, without what a method sends besides, such as polls and further models; total steps: "
-    "over all runs, for the mean client, without stragglers"
+    "messages, without what a method sends besides, such as polls and further models"
 )
 
 
@@ -57,25 +54,11 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
         up = mean * traffic.upload + traffic.message
         down = mean * traffic.download + traffic.shared_state
         several = f" ({steps.min()} to {steps.max()})" if steps.min() < steps.max() else ""
-        total = _steps_in_all(algorithm, data, rounds) * algorithm.slots * runs
         rows.append(
             [name, str(places[name]), str(rounds), str(algorithm.slots),
-             f"{steps.mean():.1f}{several}", f"{up / 1e3:,.1f}", f"{down / 1e3:,.1f}",
-             f"{total:,.0f}"]
+             f"{steps.mean():.1f}{several}", f"{up / 1e3:,.1f}", f"{down / 1e3:,.1f}"]
         )  # fmt: skip
     print(f"{aligned(rows)}\n\n{NOTE}")
-
-
-def _steps_in_all(algorithm: Algorithm, data: ClientData, rounds: int) -> float:
-    """Returns the local steps of a client in all rounds, the mean over clients.
-
-    Of samples that arrive round by round, whole lots come first, then what is left, then none.
-    """
-    if (lot := data.samples_per_round) is None:
-        return rounds * float(_steps(algorithm, client_sizes(data).reshape(-1)).mean())
-    lots, rest = np.divmod(np.diff(np.asarray(data.start)).reshape(-1).astype(np.int64), lot)
-    whole = np.minimum(lots, rounds) * _steps(algorithm, np.full_like(lots, lot))
-    return float((whole + (lots < rounds) * _steps(algorithm, rest)).mean())
 
 
 def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -83,34 +66,3 @@ def _steps(algorithm: Algorithm, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     some, place = np.unique(sizes, return_inverse=True)
     found = jax.vmap(algorithm.parts.local.steps_for)(jnp.asarray(some, jnp.int32))
     return np.asarray(found)[place]
-
-
-_COLUMNS = "{:<20}{:<9}{:>10}{:>14}{:>16}{:>10}{:>9}  {}"
-_HEAD = ("algorithm", "program", "compile s", "arguments MB", "temporaries MB", "GFLOP", "GB", "")
-_NOTE = (
-    "of one device; GFLOP and GB read and written are of one pass through each loop, if XLA says"
-)
-
-
-def compile_all(config: Config, setup: Setup) -> None:
-    """Compiles the programs of every algorithm; prints their memory and operations."""
-    print(f"{title(config, setup)}, {setup.model_name}; {setup.execution.described}\n")
-    print(_COLUMNS.format(*_HEAD).rstrip())
-    for name in config.algorithms:
-        programs = setup.experiment(name, config).runner().programs
-        for program in programs.compiled_ahead():
-            print(_row(name, program), flush=True)
-    print(f"\n{_NOTE}")
-
-
-def _row(name: str, program: ProgramReport) -> str:
-    """Formats a line of the table.
-
-    >>> _row("fedavg", ProgramReport("start", 2.0, 10**6, 0, None, 2e9, {"all-gather": 2})).split()
-    ['fedavg', 'start', '2.0', '1.0', '0.0', '-', '2.0', '2', 'all-gather']
-    """
-    collectives = ", ".join(f"{count} {kind}" for kind, count in program.collectives.items())
-    giga = ("-" if v is None else f"{v / 1e9:.1f}" for v in (program.flops, program.accessed))
-    sizes = (f"{size / MB:.1f}" for size in (program.arguments, program.temporaries))
-    line = _COLUMNS.format(name, program.name, f"{program.seconds:.1f}", *sizes, *giga, collectives)
-    return line.rstrip()

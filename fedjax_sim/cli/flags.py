@@ -81,8 +81,8 @@ def flagged(error: Exception, names: Iterable[str]) -> ValueError:
 def offering(error: Exception, known: Iterable[str]) -> ValueError:
     """Returns an error about an unknown name with the known ones, unless it has a suggestion.
 
-    >>> offering(ValueError("'x' is no sink"), ["wandb", "mlflow"])
-    ValueError("'x' is no sink; use one of wandb, mlflow")
+    >>> offering(ValueError("'x' is no sink"), ["tensorboard", "wandb"])
+    ValueError("'x' is no sink; use one of tensorboard, wandb")
     """
     message = str(error)
     return ValueError(

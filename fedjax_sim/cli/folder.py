@@ -6,12 +6,11 @@ import hashlib
 import json
 import math
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -21,7 +20,7 @@ from fedjax_sim.base import Task
 from fedjax_sim.base.files import append, write_text
 from fedjax_sim.base.registry import error_text
 from fedjax_sim.cli.claims import claim_begun, claim_new
-from fedjax_sim.cli.commands import PictureWarning
+from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.curves import draw_curves
 from fedjax_sim.cli.sinks import Sending
 from fedjax_sim.partition.pictures import Format
@@ -94,20 +93,12 @@ class RunFolder:
         return self.path / f"{name}.{self._format}"
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Draws a picture, one of ``PICTURES``; warns if that fails."""
-        self._claim.check()
+        """Draws a picture, one of ``PICTURES``; a run does not end if that fails."""
         try:
             draw(self.picture(name))
-            for kind in get_args(Format):  # a run may go on with another format
-                if kind != self._format:
-                    (self.path / f"{name}.{kind}").unlink(missing_ok=True)
         except Exception as error:
-            why = getattr(error, "strerror", None) or error_text(error)
-            warnings.warn(
-                f"{self.picture(name)} was not drawn: {why}; the run goes on",
-                PictureWarning,
-                stacklevel=2,
-            )
+            told = f"warning: {self.picture(name)} was not drawn: {error_text(error)}"
+            complain("fedjax_sim", told, 0)
 
     def log(
         self,
@@ -131,7 +122,6 @@ class RunFolder:
             records.append(_plain(record))
             if clients:
                 self._clients[algorithm].append(clients)
-        self._claim.check()
         if self._metrics is None:  # not before: a run that goes on has its records until now
             self._metrics, self._times = map(self._opened, ("metrics.jsonl", "times.jsonl"))
         assert self._times is not None
@@ -150,7 +140,6 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any], names: Iterable[str]) -> None:
         """Writes ``summary.json``, and ``clients.jsonl`` of the algorithms that have finished."""
-        self._claim.check()
         rows = [_line(row) for name in names for row in self._clients.get(name, ())]
         if rows:
             write_text(self.path / "clients.jsonl", "".join(rows))
@@ -183,7 +172,6 @@ class RunFolder:
         kept = self.recorded or self.saved
         if not kept:
             with suppress(OSError):
-                self._claim.check()
                 for path in (*(self.path / name for name in FILES), *map(self.picture, PICTURES)):
                     path.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints)

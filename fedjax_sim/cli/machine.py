@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -15,7 +14,6 @@ from fedjax_sim.cli.sinks import SINKS, known
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.cores import available_cores, use_cores
 from fedjax_sim.engine.execution import Execution, make_execution
-from fedjax_sim.engine.targets import FORMS, devices_of
 from fedjax_sim.partition.pictures import Format
 
 ON_HOST = ("samples_mb", "client_state_mb")
@@ -137,42 +135,26 @@ class Machine(Group):
         place=True,
     )
     pictures: Format = setting("png", "format of pictures; use pdf or svg for papers")
-    compile_for: str | None = setting(
-        None,
-        "compile for devices that this machine need not have, print what the programs need, and "
-        f"exit: {FORMS}",
-        shown="run on this machine", metavar="TARGET", place=True,
-    )  # fmt: skip
     cache: bool = setting(True, "do not store compiled programs for later runs")
 
     def __post_init__(self) -> None:
-        """Programs for other devices are compiled by one process."""
-        if self.distributed is not None and self.compile_for is not None:
-            raise ValueError("--distributed is for a run, not for --compile-for")
-        if self.or_resume and self.out is None:
+        """Rejects folders and checkpoints that contradict each other."""
+        if self.out is not None and self.resume is not None:
+            raise ValueError(
+                f"--out is for a new run; --resume {self.resume} goes on in its folder"
+            )
+        if self.or_resume and self.out is None and self.resume is None:
             raise ValueError("--or-resume is for --out, which names the folder of the run")
         if (self.resume is not None or self.or_resume) and not self.checkpoints:
-            goes_on = "--resume" if self.resume is not None else "--or-resume"
-            raise ValueError(f"--no-checkpoints is for a new run, not for {goes_on}")
+            raise ValueError("--no-checkpoints is for a new run, which nothing resumes")
         if self.keep_weights and not self.checkpoints:
             raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
-        if self.dry_run and self.compile_for is not None:
-            raise ValueError("--dry-run compiles nothing: leave out --compile-for")
 
 
 def execution_of(machine: Machine) -> Execution:
-    """Returns the devices of this machine, or the devices to compile for."""
-    devices: int | Sequence[jax.Device] | None = machine.devices
-    if machine.compile_for is not None:
-        devices = devices_of(machine.compile_for)
-        count = len(devices) if machine.devices is None else machine.devices
-        if count > len(devices):
-            raise ValueError(
-                f"devices must be in 1..{len(devices)} for {machine.compile_for}, got {count}"
-            )
-        devices = devices[:count]
+    """Returns the devices of this machine."""
     return make_execution(
-        devices,
+        machine.devices,
         machine.chunk,
         lanes=machine.lanes,
         samples_mb=machine.samples_mb,
@@ -181,22 +163,17 @@ def execution_of(machine: Machine) -> Execution:
     )
 
 
-def start_jax(machine: Machine, program: str) -> None:
+def start_jax(machine: Machine) -> None:
     """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
 
     There are no more devices than cores: they would wait for each other.
     """
     settings: Any = jax.config  # untyped
-    ahead = machine.compile_for is not None
-    if ahead:
-        settings.update("jax_platforms", "cpu")  # what is compiled for is not here
     cores = available_cores()
     with suppress(RuntimeError):
         use_cores(min(machine.devices or cores, cores))
-    # What --compile-for prints are seconds of compiling, not of reading what was kept; and JAX 0.7
-    # cannot keep programs for devices that are not there.
-    if machine.cache and not ahead and settings.jax_compilation_cache_dir is None:
+    if machine.cache and settings.jax_compilation_cache_dir is None:
         settings.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
         settings.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     if machine.distributed is not None:
-        join(machine.distributed, program)
+        join(machine.distributed)

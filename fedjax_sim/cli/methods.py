@@ -39,21 +39,12 @@ def algorithm(text: str) -> str:
     >>> algorithm("gossipp")
     Traceback (most recent call last):
     ValueError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
-    >>> algorithm("krum")
-    Traceback (most recent call last):
-    ValueError: 'krum' is no algorithm; use robust --aggregator krum
     """
     try:
         return ALGORITHMS.resolve(text)[0]
     except UnknownNameError as error:
         message = str(error)
         message += f"{'' if message.endswith('?') else ';'} --list shows all"
-        for name in ALGORITHMS:
-            for key, parameter in parameters(name).items():
-                if text in choices_of(parameter.annotation):
-                    raise ValueError(
-                        f"{text!r} is no algorithm; use {name} {flag(key)} {text}"
-                    ) from error
         raise ValueError(message) from error
 
 
@@ -179,22 +170,6 @@ def _complaint(name: str, key: str, given: Mapping[str, Any]) -> str | None:
 def _either(words: Sequence[str]) -> str:
     """Returns words as in "a, b or c"."""
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-def registered() -> list[str]:
-    """Returns the entries of ``--list`` for methods that are not the package's own."""
-    entries = []
-    for name in ALGORITHMS:
-        if name in ALGORITHMS.own:
-            continue
-        first = (inspect.getdoc(function_of(name)) or "").partition("\n")[0]
-        try:
-            flags = ", ".join(f"{flag(key)} {_default(name, key)}" for key in parameters(name))
-        except ValueError as error:
-            flags = f"none: {error}"
-        entry = f"{name:20}{first}".rstrip()
-        entries.append(f"{entry}\n{'  flags':20}{flags}" if flags else entry)
-    return entries
 
 
 @functools.cache

@@ -23,7 +23,6 @@ from fedjax_sim.cli.methods import (
     name_of,
     owners_of,
     parameters,
-    registered,
 )
 from fedjax_sim.cli.parts import ROLES, Parts
 from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
@@ -63,31 +62,18 @@ def parse(argv: Sequence[str]) -> Config:
     """
     folder, trust, others = asked(argv)
     if folder is not None:
-        for text in others:
-            name = text.partition("=")[0]
-            if name in ("--out", "--or-resume"):
-                raise ValueError(
-                    f"{name} is for a new run; --resume {folder} goes on in its folder"
-                )
         begun, before = _begun(folder, trust)
         with trusting(trust):
-            try:
-                config = _config([*before, *others, "--resume", str(folder)])
-            except ValueError as error:
-                if "not allowed with argument" in str(error):  # --emd and --partition
-                    raise ValueError(f"{error} of the run in {folder}: leave it out") from error
-                raise
+            config = _config([*before, *others, "--resume", str(folder)])
     else:
         config = _config(others)
-        machine = config.machine
-        if trust and not machine.or_resume:
-            raise ValueError(f"--trust {trust[0]} is for --resume: a new run imports what you name")
-        out = machine.out
+        machine, out = config.machine, config.machine.out
         if out is None or not machine.or_resume or not (Path(out) / "config.json").exists():
             return config
         folder = Path(out)
         begun, _ = _begun(folder, [*trust, *imported])  # which this command line has named already
-        config = dataclasses.replace(config, machine=dataclasses.replace(machine, resume=out))
+        machine = dataclasses.replace(machine, resume=out, out=None)
+        config = dataclasses.replace(config, machine=machine)
     check_settings(folder, begun, config)
     return config
 
@@ -178,7 +164,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         action=_List,
         nargs="*",
         metavar="WORD",
-        help="print all algorithms with paper, parts, flags and traffic, or those whose entry "
+        help="print all algorithms with paper, flags and traffic, or those whose entry "
         "contains each WORD, and exit",
     )
     add_trust(group)
@@ -213,5 +199,5 @@ class _List(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, given: Any, words: Any, *args: Any) -> None:
         del given, args
-        print(listing(words, registered()))
+        print(listing(words))
         parser.exit()

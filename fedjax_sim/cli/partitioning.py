@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from fedjax_sim.cli.commands import (
     Source,
     complain,
     default_folder,
+    plain,
     sampler,
     sampler_forms,
 )
@@ -87,23 +87,20 @@ def command(argv: Sequence[str] | None = None) -> int:
         dataset = pooled(loaded) if request.pool else loaded
         asked = request.sampler, request.clients
         deal = dealing.choose(*asked, dataset, range(request.seeds), flag="--sampler")
-        partitions = _partitions(request, deal, dataset)
+        seeds, origin = range(request.seeds), deal.origin("--sampler")
+        partitions = dealing.deal_seeds(deal.text, dataset, deal.clients, seeds, origin=origin)
         reports = [skew_report(dataset.strata, p, dataset.task.classes or 1) for p in partitions]
         STOPPING.patient = True  # to the end, which comes soon
-        if request.out is None:  # made now, so that nobody else takes it
+        if request.out is None:
             out = make_folder(default_folder(request.dataset, deal.text))
         else:
             out = Path(request.out)
-        try:
-            write_folder(out, request, deal, dataset, partitions, reports, argv)
-        except OSError as error:
-            if request.out is None:
-                out.rmdir()
-            raise ValueError(f"--out {out}: {error.strerror or error}") from error
+            out.mkdir(parents=True, exist_ok=True)
+        write_folder(out, request, deal, dataset, partitions, reports, argv)
     except (ValueError, OSError, ImportError) as error:
-        return complain(PROGRAM, f"error: {error}", 2)
+        return complain(PROGRAM, f"error: {plain(error)}", 2)
     except KeyboardInterrupt:
-        return complain(PROGRAM, "stopped; nothing was written", 130)
+        return complain(PROGRAM, "stopped", 130)
     met = deal._replace(text=reports[0].name or deal.text)
     about = summary(loaded)._replace(clients=dealing.describe(met, loaded, partitions[0]))
     print(f"{about.text()}\n")
@@ -137,15 +134,6 @@ def _parser(argv: Sequence[str]) -> Parser:
     return parser
 
 
-def _partitions(request: Request, deal: dealing.Deal, dataset: Dataset) -> list[Partition]:
-    from tqdm import tqdm
-
-    # disable=None: no bar where stderr is a file.
-    seeds = tqdm(range(request.seeds), desc=deal.text, unit="seed", disable=None)
-    origin = deal.origin("--sampler")
-    return dealing.deal_seeds(deal.text, dataset, deal.clients, seeds, origin=origin)
-
-
 def write_folder(
     out: Path,
     request: Request,
@@ -155,7 +143,7 @@ def write_folder(
     reports: Sequence[SkewReport],
     argv: Sequence[str],
 ) -> None:
-    """Writes the folder: whole, or not at all."""
+    """Writes partitions, report and pictures."""
     record = {
         **environment(shlex.join(["python", "-m", PROGRAM, *argv])),
         **request.record(),
@@ -168,17 +156,10 @@ def write_folder(
     # "emd(1.4): ll(2, 0.875)" is a target and what met it, which differs by seed.
     met = reports[0].name.partition(":")[0] or deal.text
     head = f"{name}, {met}, {len(tables[0]):,} clients"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as aside:
-        folder = Path(aside) / out.name
-        folder.mkdir()
-        for i, partition in enumerate(partitions):
-            save_partition(folder / f"seed{i}.npz", partition, dataset.train_y, name)
-        (folder / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
-        kind, classes = request.pictures, dataset.strata_names
-        picture = folder / f"clients.{kind}"
-        draw_partition(tables[:DRAWN], picture, titles[:DRAWN], title=head, classes=classes)
-        draw_skew(tables, folder / f"skew.{kind}", titles, title=head)
-        if out.is_dir():
-            out.rmdir()  # empty, as `check_free` has found
-        folder.rename(out)
+    for i, partition in enumerate(partitions):
+        save_partition(out / f"seed{i}.npz", partition, dataset.train_y, name)
+    (out / "report.json").write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+    kind, classes = request.pictures, dataset.strata_names
+    picture = out / f"clients.{kind}"
+    draw_partition(tables[:DRAWN], picture, titles[:DRAWN], title=head, classes=classes)
+    draw_skew(tables, out / f"skew.{kind}", titles, title=head)

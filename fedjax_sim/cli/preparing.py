@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +28,8 @@ from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition
 from fedjax_sim.tasks import classification
 
-
-class Prepared(NamedTuple):
-    """Training samples: the clients', and the rows of the server's own, if it has any."""
-
-    partition: Partition
-    root: NDArray[np.int64] | None
-
-
-Prepare = Callable[[NDArray[Any], Partition, int], Prepared]
-"""``(y, partition, seed)``: returns the training samples of clients and server."""
+Prepare = Callable[[NDArray[Any], Partition, int], tuple[Partition, NDArray[np.int64] | None]]
+"""``(y, partition, seed)``: returns the clients' training samples, and the server's own if any."""
 
 
 def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
@@ -46,7 +38,7 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
         if dataset.task.classes is None and getattr(settings, name) is not None:
             raise ValueError(f"{flag(name)} is for classes, {dataset.name} is {dataset.task!r}")
 
-    def prepare(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:
+    def prepare(y: NDArray[Any], partition: Partition, seed: int) -> Any:
         labels, root = strata(y, dataset.task), None
         if settings.server_fraction is not None:
             size = max(1, round(settings.server_fraction * len(partition.index)))
@@ -60,7 +52,7 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
             partition = rebalance(labels, partition, settings.rebalance)
         if settings.fedaug is not None:
             partition = fedaug(labels, partition, settings.fedaug).partition
-        return Prepared(partition, root)
+        return partition, root
 
     return prepare
 
@@ -78,12 +70,6 @@ def without_labels(
     known = order < round(settings.labelled * clients)
     words = f"; {known.sum()} of {clients} have labels"
     return task.replace(unlabelled=True), hide_labels(data, ~known, task.classes), words
-
-
-def unchanged(y: NDArray[Any], partition: Partition, seed: int) -> Prepared:
-    """Returns the samples as they are dealt."""
-    del y, seed
-    return Prepared(partition, None)
 
 
 def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform, ...]:

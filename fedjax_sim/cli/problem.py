@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.preparing import Prepare, inputs, is_table, preparation, unchanged
+from fedjax_sim.cli.preparing import Prepare, inputs, is_table, preparation
 from fedjax_sim.cli.scoring import Split, Standardise
 from fedjax_sim.cli.validating import (
     as_one_client,
@@ -134,7 +134,7 @@ def official(
     dataset: Dataset,
     partitions: Sequence[Partition],
     seeds: Sequence[int],
-    prepare: Prepare = unchanged,
+    prepare: Prepare | None = None,
     validation: float | None = None,
 ) -> Problem:
     """Trains every client and scores the data set's own test set.
@@ -174,7 +174,7 @@ def by_clients(
     seeds: Sequence[int],
     folds: int,
     standardise: Standardise = "global",
-    prepare: Prepare = unchanged,
+    prepare: Prepare | None = None,
     adapt: float | None = None,
 ) -> Problem:
     """Cross-validates by client, see :func:`fedjax_sim.data.client_folds`; R is seeds × folds.
@@ -221,7 +221,7 @@ def by_names(
     seeds: Sequence[int],
     clients: Sequence[str],
     standardise: Standardise = "global",
-    prepare: Prepare = unchanged,
+    prepare: Prepare | None = None,
     validation: float | None = None,
     adapt: float | None = None,
 ) -> Problem:
@@ -269,7 +269,7 @@ def by_holdout(
     seeds: Sequence[int],
     fraction: float,
     standardise: Standardise = "global",
-    prepare: Prepare = unchanged,
+    prepare: Prepare | None = None,
     validation: float | None = None,
 ) -> Problem:
     """Trains every client and keeps a share of its samples as its own test set.
@@ -302,12 +302,13 @@ def _training(
     y: NDArray[Any],
     partitions: Sequence[Partition],
     seeds: Sequence[int],
-    prepare: Prepare,
+    prepare: Prepare | None,
 ) -> tuple[ClientData, list[Partition]]:
-    # One partition may serve all seeds.
-    done = [prepare(y, p, seed) for p, seed in zip(partitions, seeds, strict=False)]
-    trained, roots = [d.partition for d in done], [d.root for d in done if d.root is not None]
-    if len(done) == 1:
+    trained, roots = [*partitions], []
+    if prepare is not None:  # one partition may serve all seeds
+        done = [prepare(y, p, seed) for p, seed in zip(partitions, seeds, strict=False)]
+        trained, roots = [p for p, _ in done], [root for _, root in done if root is not None]
+    if len(trained) == 1:
         return client_data(x, y, trained[0], root=roots[0] if roots else None), trained
     return client_data(x, y, trained, root=roots or None), trained
 

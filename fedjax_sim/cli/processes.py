@@ -9,11 +9,9 @@ import hashlib
 import os
 import re
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
-from fedjax_sim.cli.commands import complain
-from fedjax_sim.run.identity import code_digests, random_settings
-
-PATIENCE = 60.0
+PATIENCE = 60
 """Seconds in which all processes must have met."""
 
 SILENCE = 30
@@ -37,10 +32,6 @@ class Meeting(NamedTuple):
     address: str | None = None  # host:port of process 0
     processes: int | None = None
     number: int | None = None  # of this one, from 0
-
-
-MOST_PROCESSES = 65_536
-"""More than any cluster that JAX has run on."""
 
 
 def meeting(text: str) -> Meeting:
@@ -56,23 +47,20 @@ def meeting(text: str) -> Meeting:
     found = re.fullmatch(r"([^\s,]+:(\d+)),(\d+),(\d+)", text)
     if found is not None:
         port, processes, number = map(int, found.groups()[1:])
-        if 0 < port < 2**16 and number < processes <= MOST_PROCESSES:
+        if 0 < port < 2**16 and number < processes:
             return Meeting(found[1], processes, number)
     raise ValueError(
-        f"must be auto or HOST:PORT,PROCESSES,INDEX with at most {MOST_PROCESSES} processes and an "
-        f"index from 0 below them, as in localhost:1234,2,0, got {text[:60]!r}"
+        "must be auto or HOST:PORT,PROCESSES,INDEX with an index from 0 below the number of "
+        f"processes, as in localhost:1234,2,0, got {text[:60]!r}"
     )
 
 
-def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
+def join(where: Meeting) -> None:
     """Meets the other processes: from here on ``jax.devices()`` are those of all.
 
-    What the others print, but for errors, goes nowhere. If the processes do not meet within
-    ``patience`` seconds, it prints one line and ends this one with status 2: JAX itself aborts it.
+    What the others print, but for errors, goes nowhere. JAX aborts a process that does not meet
+    the others within a minute.
     """
-    late = threading.Timer(patience, _give_up, [where, program, patience])
-    late.daemon = True
-    late.start()
     # Else SIGTERM would no longer end a process.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -80,7 +68,7 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
             *where,
             coordinator_bind_address=_bound_to(where.address),
             cluster_detection_method=None if where.address is None else "deactivate",
-            initialization_timeout=int(patience) + 60,  # never before ours
+            initialization_timeout=PATIENCE,
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=SILENCE,
         )
@@ -88,8 +76,6 @@ def join(where: Meeting, program: str, patience: float = PATIENCE) -> None:
         known = "; auto is for SLURM, Open MPI, Kubernetes and TPU slices"
         hint = known if where.address is None else ""
         raise ValueError(f"--distributed: {str(error).rstrip('.')}{hint}") from error
-    finally:
-        late.cancel()
     counts = Counter(device.process_index for device in jax.devices())
     if len({*counts.values()}) > 1:
         each = " and ".join(str(counts[process]) for process in sorted(counts))
@@ -108,12 +94,6 @@ def _bound_to(address: str | None) -> str | None:
     host = "" if address is None else address.rpartition(":")[0]
     local = host in ("localhost", "[::1]") or host.startswith("127.")
     return address if local else None
-
-
-def _give_up(where: Meeting, program: str, patience: float) -> None:
-    met = "of the cluster" if where.address is None else f"{where.processes} at {where.address}"
-    complain(program, f"error: --distributed: not all processes {met} in {patience:g} s", 2)
-    os._exit(2)
 
 
 def writes() -> bool:
@@ -147,24 +127,9 @@ def in_step() -> Iterator[list[Any]]:
     others = [i for i, digest in enumerate(told) if not np.array_equal(digest, told[0])]
     if others:
         raise ValueError(
-            "--distributed: all processes must have the same flags, versions, code, data and "
-            f"settings of JAX, process {others[0]} has others than process 0"
+            "--distributed: all processes must have the same flags, versions, data and "
+            f"checkpoints, process {others[0]} has others than process 0"
         )
-
-
-def programs_of(values: Any) -> list[str]:
-    """Returns what decides which programs compile, other than flags, versions and data.
-
-    These texts must be the same in all processes; there are none if this one is alone.
-    """
-    if not jax.distributed.is_initialized():
-        return []
-    package = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        package.update(path.read_bytes())
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    flags = [flag for flag in flags if not flag.startswith("--xla_dump")]
-    return [package.hexdigest(), repr((code_digests(values), random_settings(), flags))]
 
 
 def wait() -> None:

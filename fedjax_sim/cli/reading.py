@@ -1,29 +1,14 @@
-"""Reads the files of a run's or a study's folder as data: regular files, no links, JSON."""
+"""Reads the JSON files of a run's or a study's folder."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
 from fedjax_sim.base.files import open_text
-from fedjax_sim.cli.folder import CHECKPOINTS, FILES, PICTURES
 
 STUDY, CELLS = "study.json", "cells"
-READ = (*FILES, *(f"{name}.*" for name in PICTURES), "study.*", CELLS, f"{CELLS}/*", CHECKPOINTS)
-"""What commands read in a folder, beside all that lies in ``CHECKPOINTS``."""
-
-
-def check_entries(folder: Path) -> None:
-    """Raises ValueError for a link or a special file among what commands read in a folder."""
-    named = itertools.chain.from_iterable(folder.glob(pattern) for pattern in READ)
-    for path in itertools.chain(named, (folder / CHECKPOINTS).rglob("*")):
-        mode = path.lstat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            what = "a link" if stat.S_ISLNK(mode) else "no regular file"
-            raise ValueError(f"{path} is {what}: put the file itself there")
 
 
 def read_object(path: Path) -> dict[str, Any]:

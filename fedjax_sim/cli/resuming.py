@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.base.registry import imported
-from fedjax_sim.cli import schema
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.folder import FORMAT
 from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.rates import changes_with
-from fedjax_sim.cli.reading import check_entries, read_object
+from fedjax_sim.cli.reading import read_object
 
 HARMLESS = frozenset(field.name for field in dataclasses.fields(Machine))
 """Settings that are the machine's: the results are those of any."""
@@ -29,14 +28,12 @@ _STARTED = ("--resume", "--out", "--distributed")
 def written(folder: Path) -> dict[str, Any]:
     """Reads the settings of a run, ``config.json``."""
     path = folder / "config.json"
-    check_entries(folder)
     if not path.exists():
         raise ValueError(f"{folder} has no run: it lacks config.json")
     found = read_object(path)
     its = found.get("format")
     if type(its) is not int or its != FORMAT:
         raise ValueError(f"{path} is of format {its}, and this fedjax_sim reads {FORMAT}")
-    schema.check_settings(path, found)
     return found
 
 
@@ -61,8 +58,6 @@ def arguments(folder: Path) -> list[str]:
             "it: for its weights give the model, fs.load_run(DIR, model=...).variables(NAME)"
         )
     given = settings["arguments"]
-    if ends := [word for word in given if word.startswith(("-h", "--help", "--list", "--version"))]:
-        raise ValueError(f"{folder / 'config.json'} is damaged: arguments cannot have {ends[0]!r}")
     parser = Parser(add_help=False)
     for name in _STARTED:
         parser.add_argument(name)
@@ -92,7 +87,7 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
     for name in before | now:
         if before.get(name) == now.get(name):
             continue
-        ours, theirs = (_shown(name, of.get(name)) for of in (now, before))
+        ours, theirs = (_shown(of.get(name)) for of in (now, before))
         if name != "--rounds":
             raise ValueError(
                 f"{name} is {ours}, and {theirs} in the run in {folder}; it may go on with other "
@@ -120,11 +115,7 @@ def _by_flag(config: Config) -> dict[str, Any]:
     }
 
 
-def _shown(name: str, value: Any) -> str:
-    if value is None:
-        return "not given"
-    if name == "--seeds":
-        return str(len(value))
+def _shown(value: Any) -> str:
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"
-    return str(value)
+    return "not given" if value is None else str(value)

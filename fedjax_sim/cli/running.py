@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from fedjax_sim.cli import ending
 from fedjax_sim.cli.adapting import fingerprint
 from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
-from fedjax_sim.cli.commands import complain, default_folder
+from fedjax_sim.cli.commands import default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
 from fedjax_sim.cli.grouping import candidates, work_of
@@ -30,7 +29,6 @@ from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
 from fedjax_sim.run.cache import forget_programs
 from fedjax_sim.run.candidates import divergence, run_candidates
-from fedjax_sim.run.checkpoint_files import checkpoint_paths
 from fedjax_sim.run.checkpoints import rounds_saved
 from fedjax_sim.run.environment import environment
 from fedjax_sim.run.identity import random_settings
@@ -88,8 +86,7 @@ def open_folder(
         if begun["rounds"] != config.experiment.rounds:
             argv = [*argv, "--rounds", str(config.experiment.rounds)]
     told = {"format": FORMAT, **config.record(), **found, "arguments": argv}
-    lost = [] if resume is None else lost_checkpoints(path, groups)
-    folder = RunFolder(
+    return RunFolder(
         path,
         told,
         config.machine.pictures,
@@ -97,25 +94,6 @@ def open_folder(
         named=out is not None,
         sink=config.machine.sink,
     )
-    for name in lost:
-        complain(
-            "fedjax_sim.bench",
-            f"warning: {path} has records of {name} and no checkpoint: it begins again",
-            0,
-        )
-    return folder
-
-
-def lost_checkpoints(path: Path, groups: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the first algorithm of each group that has records in a folder, but no checkpoint."""
-    records = path / "metrics.jsonl"
-    text = records.read_text(encoding="utf-8", errors="replace") if records.exists() else ""
-    return [
-        group[0]
-        for group in groups
-        if f'{{"algorithm": {json.dumps(group[0])},' in text
-        and not any(checkpoint_paths(checkpoints_in(path, name)) for name in group)
-    ]
 
 
 def finished(config: Config, folder: Path) -> int | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_sim.cli.folder import FORMAT, RunFolder, checkpoints_in
-from fedjax_sim.cli.schema import RUN
 from fedjax_sim.cli.summary import entry_of
 from fedjax_sim.partition import partition_hash
 from fedjax_sim.partition.measures import labelled_emd
@@ -122,8 +121,6 @@ def check_named(results: Mapping[str, Result]) -> None:
     for name, result in results.items():
         if not isinstance(name, str) or not name or not isinstance(result, Result):
             raise ValueError(f"results must have a Result by each name, got {result!r} as {name!r}")
-        if name in RUN:
-            raise ValueError(f"{name!r} cannot name a result, as summary.json has it: rename it")
         if not result.evaluations:
             raise ValueError(f"results must have an evaluation each, and {name} has none")
 

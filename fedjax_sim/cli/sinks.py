@@ -1,7 +1,7 @@
 """``--sink``: the scores of a run in a tracker, as they are known; the folder has them too.
 
 A sink is a function that opens a :class:`Sink` for each algorithm and seed. Ours were tried with
-tensorboardX 2.6, wandb 0.31 (offline), mlflow 3.17 (files) and trackio 0.43 (on one machine).
+tensorboardX 2.6 and wandb 0.31 (offline).
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from fedjax_sim.base.signatures import takes
 from fedjax_sim.cli.commands import complain
 from fedjax_sim.cli.flags import offering
 
-PROJECT = "fedjax_sim"
-PACKAGES = {
-    "tensorboard": "tensorboardX",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-}
+PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 """What our sinks import."""
 
 _PLACE = ("algorithm", "seed", "fold", "round")
@@ -67,39 +61,15 @@ def wandb(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
     """Opens a run of Weights & Biases, in a group with the folder's name."""
     import wandb
 
-    return _of_run(wandb.init, settings, folder, name=name, dir=str(folder), reinit="create_new")
-
-
-def trackio(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """Opens a run of trackio, on this machine unless ``TRACKIO_SPACE_ID`` says otherwise."""
-    import trackio
-
-    return _of_run(trackio.init, settings, folder, name=f"{folder.name}: {name}", embed=False)
-
-
-def _of_run(
-    init: Callable[..., Any], settings: Mapping[str, Any], folder: Path, **options: Any
-) -> Sink:
-    run = init(project=PROJECT, group=folder.name, config=dict(settings), **options)
+    run = wandb.init(
+        project="fedjax_sim",
+        group=folder.name,
+        name=name,
+        config=dict(settings),
+        dir=str(folder),
+        reinit="create_new",
+    )
     return Sink(lambda values, round: run.log(dict(values), step=round), run.finish)
-
-
-def mlflow(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
-    """Opens a run of MLflow at ``MLFLOW_TRACKING_URI``."""
-    import mlflow
-
-    client = mlflow.MlflowClient()
-    experiment = mlflow.set_experiment(PROJECT).experiment_id
-    tags = {"folder": str(folder)}
-    run = client.create_run(experiment, run_name=f"{folder.name}: {name}", tags=tags).info.run_id
-    for key, value in settings.items():
-        client.log_param(run, key, str(value)[:500])  # all that its servers take
-
-    def log(values: Mapping[str, float], round: int) -> None:
-        for key, value in values.items():
-            client.log_metric(run, key, value, step=round)
-
-    return Sink(log, lambda: client.set_terminated(run))
 
 
 SINKS: Registry[Opens] = Registry(
@@ -107,7 +77,7 @@ SINKS: Registry[Opens] = Registry(
     wanted="a function (name, settings, folder) that returns a Sink",
     fits=lambda value: takes(value, "", {}, Path()),
     makes=lambda: (Sink,),
-    own={"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio},
+    own={"tensorboard": tensorboard, "wandb": wandb},
 )
 """Sinks by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 

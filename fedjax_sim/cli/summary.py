@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from fedjax_sim.base import Clock
 from fedjax_sim.base.words import counted, percent
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
-from fedjax_sim.cli.config import Config, Preparation
+from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
-from fedjax_sim.cli.training import without_steps
 from fedjax_sim.cli.written import read
-from fedjax_sim.client import corrections
-from fedjax_sim.client.corrections import Mu
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, emd, label_table
 from fedjax_sim.run import Result
@@ -29,7 +25,7 @@ from fedjax_sim.run.provenance import Privacy
 def summarise(
     name: str, result: Result, config: Config, setup: Setup, *, beside: int = 0
 ) -> dict[str, Any]:
-    """Returns the entry of one algorithm in ``summary.json``, with ε, δ and μ if it has them.
+    """Returns the entry of one algorithm in ``summary.json``, with ε and δ if it has them.
 
     ``beside`` is how many others were runs of the same programs: seconds and speed are of all.
     """
@@ -51,9 +47,6 @@ def summarise(
     if config.scores.adapt is not None and result.evaluations[-1].personal is not None:
         summary["adapted"] = True
     summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
-    idle = without_steps(setup.algorithms[name].parts.local, setup.problem.data)
-    if any(idle):
-        summary["clients_without_steps_per_run"] = idle
     return summary | attacking.recorded(config.attack, setup.problem.data.clients)
 
 
@@ -72,7 +65,7 @@ def entry_of(
     if summary["rounds"] < origin.rounds:
         summary["rounds_planned"] = origin.rounds
     clients = origin.start.shape[-1] - 1
-    summary |= pull_of(result) | privacy_spent(origin.privacy, clients, summary["rounds"], delta)
+    summary |= privacy_spent(origin.privacy, clients, summary["rounds"], delta)
     return summary | client_privacy_spent(result, delta)
 
 
@@ -118,7 +111,7 @@ def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str
 def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the title and the table."""
     experiment = config.experiment
-    prepared = _prepared(config.preparation, setup) + adapting.describe(config.weights, setup.model)
+    prepared = _prepared(setup) + adapting.describe(config.weights, setup.model)
     prepared += attacking.describe(config.attack, setup.problem.data.clients)
     skew = "" if setup.emd is None else f", EMD {setup.emd:.2f}"
     print(
@@ -134,7 +127,7 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
     said: dict[str, list[str]] = {}  # a line once for all settings of a grid
     for name, s in summaries.items():
-        for line in remarks(s, setup.problem.data.clients, named="mu=" in name):
+        for line in remarks(s, setup.problem.data.clients):
             said.setdefault(line, []).append(name)
     for line, names in said.items():
         print(f"\n{', '.join(names)}: {line}")
@@ -164,13 +157,10 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         print(f"\n{how} also scores the clients' own models of {', '.join(personal)}")
 
 
-def remarks(
-    summary: Mapping[str, Any], clients: int | None = None, *, named: bool = False
-) -> Iterator[str]:
+def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[str]:
     """Yields remarks on one algorithm, see :func:`summarise`, for the lines below the table.
 
-    The number of ``clients`` that train, if it is known, is printed with δ. A constant μ is left
-    out if the method's name has it, ``named``.
+    The number of ``clients`` that train, if it is known, is printed with δ.
     """
     s = summary
     if "epsilon" in s:
@@ -191,17 +181,10 @@ def remarks(
         yield f"ε of single clients is {s['client_epsilon_unknown']}"
     if s.get("skipped"):
         yield f"{s['skipped']} updates were not finite, and skipped (of all seeds)"
-    if idle := s.get("clients_without_steps_per_run"):
-        yield (
-            f"{_extent(idle)} clients are too small for a local step: the models that they return "
-            "unchanged count in full"
-        )
     if "seconds" in s:
         yield timing.describe(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
-    if "mu_first" in s and not (named and s["mu_first"] == s["mu_last"]):
-        yield _told_pull(s["mu_first"], s["mu_last"])
 
 
 def _extent(counts: Sequence[int]) -> str:
@@ -213,30 +196,7 @@ def _extent(counts: Sequence[int]) -> str:
     return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
-def pull_of(result: Result) -> dict[str, float]:
-    """Returns μ of the proximal term in the first round and after the last; {} without one."""
-    pull, state = result.provenance.pull, result.state
-    if pull is not None and pull.factory is corrections.proximal:
-        return dict.fromkeys(("mu_first", "mu_last"), float(pull.arguments["mu"]))
-    if pull is not None and state is not None:
-        terms = jax.tree.leaves(state.shared_state, is_leaf=lambda a: isinstance(a, Mu))
-        (last,) = (float(np.mean(np.asarray(a.mu))) for a in terms if isinstance(a, Mu))
-        return {"mu_first": float(pull.arguments.get("start", 0)), "mu_last": last}
-    return {}
-
-
-def _told_pull(first: float, last: float) -> str:
-    """Writes the line about μ.
-
-    >>> _told_pull(0.01, 0.01), _told_pull(0, 0.2), _told_pull(0, 0)
-    ('μ of the proximal term is 0.01', 'μ of the proximal term is 0, after the last round 0.2', \
-'μ of the proximal term is 0: no pull')
-    """
-    later = f", after the last round {last:g}" if last != first else ""
-    return f"μ of the proximal term is {first:g}{later}{': no pull' if first == last == 0 else ''}"
-
-
-def _prepared(preparation: Preparation, setup: Setup) -> str:
+def _prepared(setup: Setup) -> str:
     """Describes the clients' training samples where they are shared or copied."""
     data, trained = setup.problem.data, setup.problem.trained
     if not any(p.repeats for p in trained):
@@ -255,9 +215,6 @@ def _prepared(preparation: Preparation, setup: Setup) -> str:
         f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
         "seeds)",
     ]
-    fedaug = preparation.fedaug
-    if fedaug is not None and not copied:
-        lines.append(f"no copies: no client above --fedaug {fedaug:g} has samples to copy")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -17,7 +16,6 @@ from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
 from fedjax_sim.cli.rates import CONSTANT, TEXTS, factor_by_round, schedule
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.client.local import local_sgd
-from fedjax_sim.engine import matching
 from fedjax_sim.models import MODELS
 from fedjax_sim.round import Algorithm
 
@@ -175,20 +173,6 @@ def scheduled(
     return make(local.change(rate_by_round=factor))
 
 
-def optimised(error: Exception, training: Training) -> ValueError:
-    """Returns an error of a method that does not fit the optimiser or its schedule, with the flag.
-
-    >>> optimised(ValueError("rate_by_round needs the number"), Training())
-    ValueError('--lr-schedule constant: rate_by_round needs the number')
-    """
-    message = str(error)
-    if "rate_by_round needs" in message:
-        return ValueError(f"--lr-schedule {training.lr_schedule}: {message}")
-    if matching.ASSUMED in message and training.optimizer != "sgd":
-        return ValueError(f"--optimizer {training.optimizer}: {message}")
-    return ValueError(message)
-
-
 def rounds_of(algorithm: Algorithm, rounds: int) -> int:
     """Returns the rounds of an algorithm: some have fewer or more for the same budget."""
     return max(1, round(rounds * algorithm.round_factor))
@@ -216,12 +200,3 @@ def client_sizes(data: ClientData) -> NDArray[np.int64]:
     """Returns the samples of each client that a visit trains on: of one run, or ``[R, N]``."""
     given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
     return np.minimum(given, data.samples_per_round or data.capacity).astype(np.int64)
-
-
-def without_steps(local: LocalUpdate, data: ClientData) -> list[int]:
-    """Counts the clients of each run that are too small to take a local step."""
-    sizes = client_sizes(data).reshape(-1, data.clients)
-    some = np.unique(sizes)
-    # NumPy's: of JAX's, each operation would be a program of its own.
-    first = bisect.bisect_left(some, 1, key=lambda n: int(local.steps_for(np.int32(n))))
-    return np.isin(sizes, some[:first]).sum(axis=1).tolist()

@@ -69,13 +69,13 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
         ValueError: if there is no such target.
         ImportError: if the compiler is missing: libtpu, in the extra ``aot``, or JAX's plugin for
             CUDA, in ``cuda12`` or ``cuda13``. Without a GPU, that plugin does not start unless
-            ``JAX_PLATFORMS`` is ``cpu``, which the command sets.
+            ``JAX_PLATFORMS`` is ``cpu``.
     """
     if gpus := re.fullmatch(r"h100(?::([1-9]\d*))?", target):
         return _gpus(target, int(gpus[1] or 1))
     if re.fullmatch(r"v\d\w*:\d+(x\d+)+", target):
         return _tpus(target)
-    raise ValueError(f"compile_for must be like {FORMS}, got {target!r}")
+    raise ValueError(f"target must be like {FORMS}, got {target!r}")
 
 
 def options_for(
@@ -151,7 +151,7 @@ def _gpus(target: str, count: int) -> tuple[jax.Device, ...]:
         description = topologies.get_topology_desc(target, "cuda", **shape)
     except NotImplementedError as error:
         raise ImportError(
-            f"compile_for {target} needs JAX's plugin for CUDA (pip install 'jax[cuda12]'), "
+            f"{target} needs JAX's plugin for CUDA (pip install 'jax[cuda12]'), "
             "and JAX_PLATFORMS=cpu if there is no GPU"
         ) from error
     return tuple(description.devices)
@@ -161,7 +161,7 @@ def _tpus(target: str) -> tuple[jax.Device, ...]:
     try:
         import libtpu  # type: ignore[import-not-found]  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"compile_for {target} needs libtpu: pip install 'jax[tpu]'") from error
+        raise ImportError(f"{target} needs libtpu: pip install 'jax[tpu]'") from error
     for name, value in _HOSTLESS.items():
         os.environ.setdefault(name, value)
     # A host has four chips by default, and a slice must be a multiple of it.
@@ -171,7 +171,7 @@ def _tpus(target: str) -> tuple[jax.Device, ...]:
         description = topologies.get_topology_desc(target, "tpu", **bounds)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"compile_for must be like {FORMS}, got {target!r} ({reason})") from error
+        raise ValueError(f"target must be like {FORMS}, got {target!r} ({reason})") from error
     return tuple(description.devices)
 
 

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, Origin, Task, origins
+from fedjax_sim.base import ClientData, Task
 from fedjax_sim.base.brief import brief
-from fedjax_sim.client import corrections
 from fedjax_sim.data import EvalSet
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import Partition, label_table
@@ -46,11 +45,8 @@ def client_privacy_of(algorithm: Algorithm, data: ClientData) -> ClientPrivacy |
 
 def _facts(algorithm: Algorithm, data: ClientData) -> dict[str, Any]:
     """Returns what differs between algorithms; it holds neither the model nor samples."""
-    terms = (corrections.proximal, corrections.adaptive_proximal)
-    pulls = (o for o in origins(algorithm.parts.local) if o.factory in terms)
     return {
         "algorithm": repr(algorithm),
-        "pull": next(pulls, None),
         "privacy": privacy_of(algorithm, data),
         "client_privacy": client_privacy_of(algorithm, data),
     }
@@ -72,7 +68,6 @@ class Provenance:
         start: ``int32[N + 1]`` or ``[R, N + 1]``, where each client begins in ``index``.
         samples: fingerprint of the targets of the training and test samples.
         devices: names of the devices.
-        pull: the call that made the proximal term of local training; None without one.
         privacy: see :func:`privacy_of`.
         client_privacy: see :func:`client_privacy_of`.
     """
@@ -88,7 +83,6 @@ class Provenance:
     start: NDArray[np.int32]
     samples: str
     devices: tuple[str, ...]
-    pull: Origin | None
     privacy: Privacy
     client_privacy: ClientPrivacy | str | None
 

@@ -170,8 +170,7 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
 def _remarks(group: Group) -> list[str]:
     lines = []
     for label, trial in zip(group.labels, group.trials, strict=True):
-        named = "mu" in trial.settings or "mu=" in trial.algorithm
-        lines += [f"{label}: {line}." for line in remarks(trial.summary, named=named)]
+        lines += [f"{label}: {line}." for line in remarks(trial.summary)]
     return [" ".join(lines)] if lines else []
 
 

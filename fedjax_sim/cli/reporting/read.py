@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
-from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.reporting.folders import StudyRecord, is_study, named, study_of
 from fedjax_sim.cli.reporting.problems import Problem, problem_of
 from fedjax_sim.cli.resuming import HARMLESS
@@ -161,8 +160,6 @@ def read(folders: Sequence[Path]) -> Reading:
     trials: list[Trial] = []
     unfinished: list[str] = []
     unscored: list[str] = []
-    for folder in folders:
-        check_entries(folder)
     studies = {folder: study_of(folder) for folder in folders if is_study(folder)}
     places = named(folders, studies)
     for name, (folder, study) in places.items():

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.machine import Machine, folder_name
-from fedjax_sim.cli.reading import check_entries
 from fedjax_sim.cli.resuming import add_trust
 from fedjax_sim.cli.studies.executors import FORMS, known_executor
 from fedjax_sim.cli.studies.plan import SETTINGS
@@ -20,7 +19,7 @@ from fedjax_sim.cli.studies.plan import SETTINGS
 PROGRAM = "fedjax_sim.study"
 FILE, LOGS = "study.toml", "logs"
 NOT_OF_A_STUDY = (
-    "out", "or_resume", "resume", "distributed", "compile_for", "checkpoints", "dry_run", "json"
+    "out", "or_resume", "resume", "distributed", "checkpoints", "dry_run", "json"
 )  # fmt: skip
 
 
@@ -140,7 +139,6 @@ def parse_study(argv: Sequence[str]) -> Asked:
     if given.or_resume and (folder / FILE).exists():
         begun = (*begun, folder)
     for there in begun:
-        check_entries(there)
         if not (there / FILE).exists():
             name = "--merge" if merged else "--resume"
             raise ValueError(f"{name}: {there} has no study: it lacks {FILE}")

@@ -1,13 +1,14 @@
-"""The parts of a named method as rows of the catalogue, read from an algorithm that it makes."""
+"""The parts of a named method, read from an algorithm that it makes."""
 
 from __future__ import annotations
 
 import inspect
 import types
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base import LocalUpdate, origin_of, shown, written_arguments
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
@@ -27,17 +28,24 @@ class Part(NamedTuple):
     option: str = ""  # the flag and value that bring it in
 
 
-def parts_of(method: Callable[..., Algorithm], without: Container[str]) -> list[Part]:
-    """Returns the parts of a method: of its defaults, then those that single options bring in.
+def own_parts(name: str) -> dict[str, list[Part]]:
+    """Returns the parts of a method by role, without roles whose parts are FedAvg's."""
+    by_role: dict[str, list[Part]] = {}
+    for part in parts_of(ALGORITHMS[name]):
+        by_role.setdefault(part.role, []).append(part)
+    plain = [] if name == "fedavg" else parts_of(ALGORITHMS["fedavg"])
+    return {
+        role: parts
+        for role, parts in by_role.items()
+        if parts != [part for part in plain if part.role == role and not part.option]
+    }
 
-    >>> from fedjax_sim.algorithms import COMMON, robust
-    >>> rows = parts_of(robust, COMMON)
-    >>> [row.code for row in rows if row.option == "--aggregator trimmed_mean"]
-    ['aggregators.trimmed_mean()']
-    """
+
+def parts_of(method: Callable[..., Algorithm]) -> list[Part]:
+    """Returns the parts of a method: of its defaults, then those that single options bring in."""
     rows = list(_rows(make(method)))
     known = {(row.role, row.code.partition("(")[0]) for row in rows}
-    for name, parameter in keywords(method, without=without).items():
+    for name, parameter in keywords(method, without=COMMON).items():
         for value in _others(parameter):
             try:
                 changed = make(method, **{name: value})
