@@ -28,7 +28,6 @@ from fedjax_sim.cli.reporting.command import main
 from fedjax_sim.cli.reporting.compare import (
     decisive,
     difference,
-    grids,
     grouped,
     over_runs,
     tuned,
@@ -400,29 +399,6 @@ def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[...
     assert known(worst_tenth(trial)).mean == pytest.approx(np.mean([1, 0.95, 0.9]))
 
 
-def test_a_grid_of_two_settings_is_a_heat_map(
-    make: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = {
-        f"p(mu={mu}, lr={lr})": {"mu": mu, "lr": lr} for mu in (1, 0.1, 0.01) for lr in (2, 3)
-    }
-    scores = {name: [[given["mu"] / 2]] for name, given in points.items()}
-    run = make("run", {**scores, "a": [[0.5]]}, own=points)
-    (grid,) = grids(read([run]).trials)
-    assert (grid.method, grid.names) == ("p", ("mu", "lr"))
-    assert grid.values == ((0.01, 0.1, 1), (2, 3))
-    assert all(trial.settings["mu"] == mu for (mu, _), trial in grid.trials.items())
-    draw_nothing(monkeypatch)
-    monkeypatch.setattr(contents, "draw_grid", pictures.draw_grid)
-    assert main([str(run)]) == 0
-    assert (run / "report" / "grid.pdf").read_bytes().startswith(b"%PDF-")
-    lacking = make("lacking", {name: scores[name] for name in [*scores][1:]}, own={
-        name: points[name] for name in [*scores][1:]})  # fmt: skip
-    assert grids(read([lacking]).trials) == []
-    three = {name: given | {"b": i} for i, (name, given) in enumerate(points.items())}
-    assert grids(read([make("three", scores, own=three)]).trials) == []
-
-
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Those that are drawn; nothing is written."""
@@ -437,33 +413,6 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(pictures, "picture", picture)
     return drawn
-
-
-@pytest.mark.parametrize("best", ["highest", "lowest"])
-def test_a_heat_map_shows_the_scores(
-    best: str, make: Callable[..., Path], figures: list[Any]
-) -> None:
-    given = {"p(1)": (1, "x"), "p(2)": (1, "y"), "p(3)": (2, "x"), "p(4)": (2, "y")}
-    run = make(
-        "run",
-        {name: [[i / 10, i / 10 + 0.02]] for i, name in enumerate(given)},
-        own={name: {"mu": mu, "rule": rule} for name, (mu, rule) in given.items()},
-        summary={"p(4)": {"diverged": "the loss became nan in round 2 (seed 0)"}},
-        metric={"best": best, "percent": best == "highest"},
-    )
-    (grid,) = grids(read([run]).trials)
-    pictures.draw_grid(grid, run / "g.svg", "p")
-    axis = figures[0].axes[0]
-    scale = 100 if best == "highest" else 1
-    np.testing.assert_allclose(
-        np.ma.filled(axis.images[0].get_array(), np.nan),
-        scale * np.array([[0.01, 0.11], [0.21, np.nan]]),
-    )
-    told = ["1.0", "11.0", "21.0"] if best == "highest" else ["0.01000", "0.1100", "0.2100"]
-    assert [text.get_text() for text in axis.texts] == [*told, "diverged"]
-    assert [text.get_text() for text in axis.get_xticklabels()] == ["x", "y"]
-    assert [text.get_text() for text in axis.get_yticklabels()] == ["1", "2"]
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("rule", "mu")
 
 
 def test_a_diagram_of_ranks_shows_them(figures: list[Any], tmp_path: Path) -> None:
@@ -522,21 +471,6 @@ def test_a_long_curve_keeps_its_ends(
     np.testing.assert_allclose(a.sent, 3000 * np.array(a.rounds))
     np.testing.assert_allclose(a.across["training samples visited"], 100 * np.array(a.rounds))
     assert b.rounds == [1]
-
-
-def test_a_grid_may_lie_in_several_folders(make: Callable[..., Path]) -> None:
-    folders = [
-        make(f"{lr}-{alpha}", {"a": [[lr]]}, lr=lr, partition=f"dirichlet({alpha})",
-             data={"clients": f"by dirichlet({alpha})"})
-        for lr in (0.1, 0.2)
-        for alpha in (1, 2)
-    ]  # fmt: skip
-    reading = read(folders)
-    (grid,) = grids(reading.trials)
-    assert grid.names == ("partition", "lr")
-    assert [group.labels for group in grouped(reading.trials, None)] == [
-        ("a [0.1-1]", "a [0.2-1]"), ("a [0.1-2]", "a [0.2-2]")
-    ]  # fmt: skip
 
 
 def test_what_diverged_has_no_number(
@@ -876,7 +810,6 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(pictures, "draw_series", draw)
     patch.setattr(pictures, "draw_histograms", draw)
-    patch.setattr(contents, "draw_grid", draw)
     patch.setattr(contents, "draw_ranks", draw)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,6 @@ from fedjax_sim.cli.reporting.compare import (
     Group,
     decisive,
     differing,
-    grids,
-    over_runs,
     tuned,
 )
 from fedjax_sim.cli.reporting.formats import BOLD
@@ -25,7 +22,6 @@ from fedjax_sim.cli.reporting.pictures import (
     client_score,
     draw_clients,
     draw_curves,
-    draw_grid,
     draw_ranks,
     styles_of,
 )
@@ -71,8 +67,6 @@ def sections(
         found.append(_of_wide(wide, folder, f"_{i}" if len(tables) > 1 else "", styles))
     for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
         found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "", styles)
-    if crossed := _crossed(reading, folder):
-        found.append(Section("Two settings", 2, crossed))
     found.append(Section("Partitions", 2, _partitions(reading)))
     if len(reading.runs) > 1:
         found.append(Section("Settings that differ", 2, [_settings(reading)]))
@@ -195,29 +189,6 @@ def _on_differences(group: Group) -> list[str]:
         told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
         lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {told}.")
     return lines
-
-
-def _crossed(reading: Reading, folder: Path) -> list[Any]:
-    items: list[Any] = []
-    found = grids(reading.trials)
-    several = len({trial.problem for trial in reading.trials}) > 1
-    for i, grid in enumerate(found, 1):
-        trials = [*grid.trials.values()]
-        moment, one = decisive(trials), len({trial.problem for trial in trials}) == 1
-        title = (
-            f"{grid.method}, {trials[0].problem.title(scored=False)}"
-            if several and one
-            else grid.method
-        )
-        if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
-            items.append(f"{title}: every combination diverged.")
-            continue
-        caption = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
-        picture = Drawn(f"grid_{i}" if len(found) > 1 else "grid", caption)
-        for path in picture.paths(folder):
-            draw_grid(grid, path, title)
-        items.append(picture)
-    return items
 
 
 def _partitions(reading: Reading) -> list[Any]:
