@@ -23,9 +23,8 @@ from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
-from fedjax_sim.cli.studies.cells import by_executor, shares_done
+from fedjax_sim.cli.studies.cells import by_executor
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.progress import Progress
 from fedjax_sim.cli.studies.results import Row, rows_of, write_results
 from fedjax_sim.engine.memory import trim
 from fedjax_sim.run.environment import versions
@@ -75,16 +74,13 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
 
     STOPPING.last_words.append(stopped)
     try:
-        done = {name: shares_done(cell, _folder(asked, cell)) for name, cell in mine.items()}
-        progress = Progress([*mine.values()], done)
         run = _one_by_one if asked.executor is None else _by_executor
-        for name, status in run(mine, asked, progress):
+        for name, status in run(mine, asked):
             statuses[name] = status
             if status > 2:
                 return stopped(status)
             if status < 2:
                 found[name] = rows_of(study, mine[name], _folder(asked, mine[name]))
-            progress.ended(mine[name])
             STOPPING.check()
     except KeyboardInterrupt as error:
         return stopped(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
@@ -103,37 +99,25 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     return max(statuses.values(), default=0)
 
 
-def _one_by_one(
-    cells: Mapping[str, Cell], asked: Asked, progress: Progress
-) -> Iterator[tuple[str, int]]:
+def _one_by_one(cells: Mapping[str, Cell], asked: Asked) -> Iterator[tuple[str, int]]:
     """Runs cells in this process; gives each with its status as it ends."""
     for number, (name, cell) in enumerate(cells.items(), 1):
-        print(f"\n[{number}/{len(cells)}] {name}{progress.left}\n", flush=True)
-        progress.begins(cell)
-        yield name, bench.main(_argv(cell, asked), progress.program)
+        print(f"\n[{number}/{len(cells)}] {name}\n", flush=True)
+        yield name, bench.main(_argv(cell, asked))
         jax.clear_caches()  # another cell has other shapes
         trim()
 
 
-def _by_executor(
-    cells: Mapping[str, Cell], asked: Asked, progress: Progress
-) -> Iterator[tuple[str, int]]:
+def _by_executor(cells: Mapping[str, Cell], asked: Asked) -> Iterator[tuple[str, int]]:
     """Runs cells by an executor; gives each with its status as it ends."""
     assert asked.executor is not None
     logs = asked.folder / LOGS
     logs.mkdir(exist_ok=True)
-    left = dict(cells)
-
-    def look() -> None:
-        for cell in left.values():
-            progress.saw(cell, shares_done(cell, _folder(asked, cell)))
-
     argvs = {name: _argv(cell, asked) for name, cell in cells.items()}
-    for name, status in by_executor(asked.executor, bench.main, argvs, logs, look):
-        del left[name]
+    ended = by_executor(asked.executor, bench.main, argvs, logs)
+    for number, (name, status) in enumerate(ended, 1):
         told = "done" if status < 2 else f"status {status}, see {logs / f'{name}.log'}"
-        number = len(cells) - len(left)
-        print(f"[{number}/{len(cells)}] {name}: {told}{progress.left}", flush=True)
+        print(f"[{number}/{len(cells)}] {name}: {told}", flush=True)
         yield name, status
 
 

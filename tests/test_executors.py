@@ -54,7 +54,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def run(names: str, folder: Path) -> list[tuple[str, int]]:
     argvs = {name: [name] for name in names}
-    return [*cells.by_executor("mine", lambda argv: 0, argvs, folder, lambda: None)]
+    return [*cells.by_executor("mine", lambda argv: 0, argvs, folder)]
 
 
 @pytest.mark.parametrize(

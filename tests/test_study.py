@@ -289,7 +289,7 @@ def test_a_cell_with_fewer_rounds_goes_on(
     copy, asked = shutil.copytree(done, tmp_path / "copy"), []
     more = written(tmp_path, STUDY.replace("rounds = 2", "rounds = 3"))
 
-    def stopped(argv: list[str], watch: Any) -> int:
+    def stopped(argv: list[str]) -> int:
         asked.append(argv[-3:])
         return 2
 

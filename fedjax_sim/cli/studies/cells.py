@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -16,7 +15,6 @@ from pathlib import Path
 import jax
 
 from fedjax_sim.cli.studies.executors import opened
-from fedjax_sim.cli.studies.plan import Cell
 from fedjax_sim.engine.memory import trim
 
 LOSSES = 4
@@ -54,40 +52,12 @@ def run_cell(main: Main, argv: Sequence[str], where: str, log: str) -> int:
             trim()
 
 
-def shares_done(cell: Cell, folder: Path) -> dict[str, tuple[float, float]]:
-    """Reads how far a cell's methods are: the share of the rounds of each, and its seconds so far.
-
-    Settings of one program share its seconds. Empty if nothing is recorded yet.
-    """
-    rounds = cell.config.experiment.rounds
-    try:
-        settings = json.loads((folder / "config.json").read_bytes())
-        lines = (folder / "times.jsonl").read_text(encoding="utf-8").splitlines()
-        last = {line.partition(', "round"')[0]: line for line in lines}  # an older one goes
-        found = {line["algorithm"]: line for line in map(json.loads, last.values())}
-        beside = {name: len(group) for group in settings["programs"] for name in group}
-        shares = {
-            name: (min(1.0, line["round"] / rounds), line["wall_seconds"] / beside[name])
-            for name, line in found.items()
-        }
-        if settings["rounds"] == rounds and (summary := folder / "summary.json").exists():
-            over = json.loads(summary.read_bytes()).keys() & shares.keys()
-            shares |= {name: (1.0, shares[name][1]) for name in over}  # it may have ended early
-    except (OSError, ValueError, KeyError, TypeError):  # being written, or damaged
-        return {}
-    return shares
-
-
 def by_executor(
-    text: str,
-    main: Main,
-    cells: Mapping[str, Sequence[str]],
-    folder: Path,
-    look: Callable[[], None],
+    text: str, main: Main, cells: Mapping[str, Sequence[str]], folder: Path
 ) -> Iterator[tuple[str, int]]:
     """Runs cells by an executor; one whose worker is lost goes on with another.
 
-    It calls ``look`` again and again meanwhile, and yields each cell as it ends, with its status.
+    It yields each cell as it ends, with its status.
 
     Raises:
         ValueError: if there is no such executor, or workers are lost again and again.
@@ -104,7 +74,6 @@ def by_executor(
             jobs, broken = {name: begin(name) for name in waiting}, False
             while jobs and not broken:
                 time.sleep(POLL)
-                look()
                 for name, job in [*jobs.items()]:
                     if not job.done():
                         continue
