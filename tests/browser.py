@@ -17,13 +17,6 @@ needs_chromium = pytest.mark.skipif(
 )
 SCRIPT = """<script>addEventListener("load", () => {
   const all = (selector, of = document) => [...of.querySelectorAll(selector)];
-  const drawn = (selector, of, kind) => all(selector, of).map(e => getComputedStyle(e)[kind]);
-  const pictures = all("figure svg").map(picture => ({
-    lines: drawn('[id*="-legend_"] > [id*="-line2d_"] > path', picture, "stroke"),
-    bars: all('[id*="-axes_"]', picture).map(
-      axes => [...new Set(drawn(':scope > [id*="-patch_"] > path', axes, "fill"))]),
-    outside: picture.getBoundingClientRect().right > document.body.getBoundingClientRect().right,
-  }));
   const seen = document.createElement("textarea");
   seen.id = "seen";
   seen.textContent = JSON.stringify({
@@ -34,7 +27,6 @@ SCRIPT = """<script>addEventListener("load", () => {
     titles: all("h1, h2, h3").map(title => title.textContent),
     tables: all("table").map(table => all("tr", table).map(
       row => [...row.children].map(cell => cell.textContent))),
-    pictures,
   });
   document.body.append(seen);
 })</script>"""

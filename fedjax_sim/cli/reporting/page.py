@@ -35,8 +35,7 @@ th:first-child, td:first-child { padding-left: 0.25rem; white-space: normal; min
 thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weight: 500; }
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1.25rem 0; break-inside: avoid; }
-figure svg { display: block; width: 100%; height: auto; color: var(--ink); fill: currentColor; }
-figure img { display: block; max-width: min(100%, 44rem); background: #fff; border-radius: 4px; }
+figure img { display: block; max-width: 100%; background: #fff; border-radius: 4px; }
 figcaption { color: var(--faint); font-size: 0.85rem; margin-top: 0.35rem; }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   .wide { overflow: visible; } tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
@@ -94,12 +93,10 @@ def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
     if isinstance(item, Table):
         return _table(item)
     figure = ET.Element("figure")
-    if isinstance(item, Drawn):
-        figure.append(_inline((folder / f"{item.name}.svg").read_bytes(), item.name, item.caption))
-    else:
-        kind = MEDIA[item.path.suffix]
-        content = base64.b64encode(item.path.read_bytes()).decode("ascii")
-        _add(figure, "img", src=f"data:{kind};base64,{content}", alt=_visible(item.caption))
+    path = folder / f"{item.name}.svg" if isinstance(item, Drawn) else item.path
+    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    source = f"data:{MEDIA[path.suffix]};base64,{content}"
+    _add(figure, "img", src=source, alt=_visible(item.caption))
     _add(figure, "figcaption", item.caption)
     return figure
 
@@ -122,43 +119,6 @@ def _table(table: Table) -> ET.Element:
             else:
                 within.text = _visible(cell)
     return around
-
-
-def _inline(content: bytes, name: str, caption: str) -> ET.Element:
-    """Returns a picture of matplotlib as an element of a page, in the page's colours.
-
-    Its ids get a prefix, as those of two pictures may be the same.
-    """
-    picture = ET.fromstring(content)
-    for parent in picture.iter():
-        for child in [c for c in parent if c.tag.endswith("}metadata")]:
-            parent.remove(child)
-    for element in picture.iter():
-        element.tag = _local(element.tag)
-        attributes = {_local(k): v for k, v in element.attrib.items()}
-        element.attrib.clear()
-        for key, value in attributes.items():
-            if key == "id":
-                value = f"{name}-{value}"
-            elif key == "href" and value.startswith("#"):
-                value = f"#{name}-{value[1:]}"
-            value = re.sub(r"url\(#", f"url(#{name}-", value)
-            # White is the paper, and black the ink.
-            value = re.sub(r"(fill|stroke): #ffffff", r"\1: none", value)
-            element.set(key, re.sub(r"#000000", "currentColor", value))
-        if element.tag == "style":
-            element.text = ""
-    width = picture.attrib.pop("width")
-    for key in ("height", "version"):
-        picture.attrib.pop(key, None)
-    picture.set("style", f"max-width: calc(1.35 * {width}); stroke-linejoin: round")
-    picture.set("role", "img")
-    picture.set("aria-label", _visible(caption))
-    return picture
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
 
 
 def text(title: str, sections: Sequence[Section]) -> str:
