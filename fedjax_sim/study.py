@@ -25,7 +25,7 @@ from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
 from fedjax_sim.cli.studies.cells import by_executor
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.results import Row, rows_of, write_results
+from fedjax_sim.cli.studies.results import write_results
 from fedjax_sim.engine.memory import trim
 from fedjax_sim.run.environment import versions
 
@@ -67,7 +67,6 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     print(study)
     mine = {cell.name: cell for cell in _mine(study, asked)}
     statuses: dict[str, int] = {}
-    found: dict[str, list[Row]] = {}
 
     def stopped(status: int) -> int:
         return complain(PROGRAM, f"stopped; {on}", status)
@@ -79,17 +78,15 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
             statuses[name] = status
             if status > 2:
                 return stopped(status)
-            if status < 2:
-                found[name] = rows_of(study, mine[name], _folder(asked, mine[name]))
             STOPPING.check()
     except KeyboardInterrupt as error:
         return stopped(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
     finally:
         STOPPING.last_words.remove(stopped)
     lacking = [name for name in mine if statuses[name] == 2]
-    if len(mine) == len(study.cells) and found:
-        rows = [row for name in mine for row in found.get(name, ())]
-        print(f"\n{write_results(study, rows, asked.folder)}\ntables: {asked.folder}")
+    if len(mine) == len(study.cells) > len(lacking):
+        done = mine.keys() - {*lacking}
+        print(f"\n{write_results(study, done, asked.folder)}\ntables: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     elif not lacking:
         print(f"\n{counted(len(mine), 'cell')} of {len(study.cells)}: {asked.folder}")

@@ -31,7 +31,6 @@ from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -183,18 +182,6 @@ def test_the_report_in_a_browser_has_the_names_of_the_study(
     assert every == [name for name in ROWS for _ in range(2)]
 
 
-@pytest.mark.parametrize("lowest", [False, True])
-def test_the_best_setting(lowest: bool) -> None:
-    scores = {"e": [np.nan, 9.0], "a": [0.1, 0.3], "b": [0.3, 0.2], "c": [0.25, 0.25], "d": None}
-    summaries = {
-        name: {"diverged": "in round 1"} if found is None else {"validation_best_per_run": found}
-        for name, found in scores.items()
-    }
-    assert best_setting(summaries, lowest=lowest) == ("a" if lowest else "b")
-    assert best_setting({"d": summaries["d"]}, lowest=lowest) is None
-    assert best_setting({"d": summaries["d"], "D": summaries["d"]}, lowest=lowest) is None
-
-
 @pytest.mark.slow
 def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None:
     """With the numbers of the lines; the setting has the name and the values of the file."""
@@ -213,31 +200,6 @@ def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None
             wanted.append(f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores):.2f}")
         assert cells[:3] == wanted
     assert json.loads((out / "study.json").read_text())["columns"] == "emd"
-
-
-def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
-    plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
-    told = (ROOT / "tests" / "folders" / "run" / "config.json").read_text(encoding="utf-8")
-    found = {
-        "validation_best_per_run": [0.5] * 6,
-        "score_validated_per_run": [0.4] * 6,
-        "score_best_per_run": [0.9] * 6,
-        "score_last_per_run": [0.3] * 6,
-        "bytes_up": 10**6,
-        "bytes_down": 2 * 10**6,
-        "rounds": 2,
-        "score": "client_accuracy",
-    }
-    texts = [text for row in plan.rows.values() for text in row]
-    (tmp_path / "config.json").write_text(told, encoding="utf-8")
-    (tmp_path / "summary.json").write_text(
-        json.dumps(dict.fromkeys(texts, found)), encoding="utf-8"
-    )
-    for row in rows_of(plan, plan.cells[0], tmp_path):
-        np.testing.assert_array_equal(row.scores, [0.4] * 6)
-        assert row.megabytes == 3
-        assert row.setting == plan.rows[row.method][0]
-        assert [run["fold"] for run in row.runs] == [0, 1, 2] * 2
 
 
 @pytest.mark.parametrize(
@@ -358,7 +320,7 @@ def test_settings_that_go_together(tmp_path: Path) -> None:
     dataset = "diabetes"
     partition = "iid"
     """
-    plan = read_study(written(tmp_path, text))
+    plan = read_study(written(tmp_path, "\ufeff" + text))  # as Windows' editors begin a file
     assert [cell.settings for cell in plan.cells] == [
         {**one, "lr": lr}
         for one in (
