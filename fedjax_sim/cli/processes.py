@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.commands import complain
-from fedjax_sim.run.identity import code_digests, random_settings
+from fedjax_sim.run.identity import digest, random_settings
 
 PATIENCE = 60.0
 """Seconds in which all processes must have met."""
@@ -164,7 +164,7 @@ def programs_of(values: Any) -> list[str]:
         package.update(path.read_bytes())
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if not flag.startswith("--xla_dump")]
-    return [package.hexdigest(), repr((code_digests(values), random_settings(), flags))]
+    return [package.hexdigest(), repr((digest(values), random_settings(), flags))]
 
 
 def wait() -> None:
