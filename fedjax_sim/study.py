@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
-from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
-from fedjax_sim.cli.studies.cells import by_executor
+from fedjax_sim.cli.studies.asked import FILE, PROGRAM, Asked, parse_study
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
 from fedjax_sim.cli.studies.results import write_results
 from fedjax_sim.engine.memory import trim
@@ -73,12 +72,14 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
 
     STOPPING.last_words.append(stopped)
     try:
-        run = _one_by_one if asked.executor is None else _by_executor
-        for name, status in run(mine, asked):
-            statuses[name] = status
+        for number, (name, cell) in enumerate(mine.items(), 1):
+            print(f"\n[{number}/{len(mine)}] {name}\n", flush=True)
+            statuses[name] = status = bench.main(_argv(cell, asked))
             if status > 2:
                 return stopped(status)
             STOPPING.check()
+            jax.clear_caches()  # another cell has other shapes
+            trim()
     except KeyboardInterrupt as error:
         return stopped(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
     finally:
@@ -94,28 +95,6 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     if lacking:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
     return max(statuses.values(), default=0)
-
-
-def _one_by_one(cells: Mapping[str, Cell], asked: Asked) -> Iterator[tuple[str, int]]:
-    """Runs cells in this process; gives each with its status as it ends."""
-    for number, (name, cell) in enumerate(cells.items(), 1):
-        print(f"\n[{number}/{len(cells)}] {name}\n", flush=True)
-        yield name, bench.main(_argv(cell, asked))
-        jax.clear_caches()  # another cell has other shapes
-        trim()
-
-
-def _by_executor(cells: Mapping[str, Cell], asked: Asked) -> Iterator[tuple[str, int]]:
-    """Runs cells by an executor; gives each with its status as it ends."""
-    assert asked.executor is not None
-    logs = asked.folder / LOGS
-    logs.mkdir(exist_ok=True)
-    argvs = {name: _argv(cell, asked) for name, cell in cells.items()}
-    ended = by_executor(asked.executor, bench.main, argvs, logs)
-    for number, (name, status) in enumerate(ended, 1):
-        told = "done" if status < 2 else f"status {status}, see {logs / f'{name}.log'}"
-        print(f"[{number}/{len(cells)}] {name}: {told}", flush=True)
-        yield name, status
 
 
 def _open(study: Study, asked: Asked) -> Claim:

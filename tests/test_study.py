@@ -30,6 +30,7 @@ from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.command import main as report
+from fedjax_sim.cli.studies.asked import parse_study
 from fedjax_sim.cli.studies.plan import read_study
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -225,6 +226,34 @@ def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.count("done before") == 2
     assert before == {p: p.stat().st_mtime_ns for p in (done / "cells").rglob("*") if p.is_file()}
     assert table == (done / "table.md").read_bytes()
+
+
+def test_a_shard_is_every_nth_cell() -> None:
+    assert parse_study(["a.toml", "--shard", "2/3"]).shard == (2, 3)
+    for text in ("0/3", "4/3", "2", "2/0"):
+        with pytest.raises(ValueError, match="--shard: must be I/N with 1 <= I <= N"):
+            parse_study(["a.toml", "--shard", text])
+    with pytest.raises(ValueError, match="--merge is for a new folder, not for --shard"):
+        parse_study(["a.toml", "--shard", "1/2", "--merge", "."])
+
+
+@pytest.mark.slow
+def test_shards_are_merged(done: Path, tmp_path: Path) -> None:
+    """One of them lacks its cell, which runs then."""
+    shards = [tmp_path / name for name in "ab"]
+    file = str(written(tmp_path, STUDY))
+    argv = [file, "--devices", "1", "--out", str(shards[0]), "--shard", "1/2"]
+    assert study.main(argv) == 0
+    assert not (shards[0] / "results.csv").exists()
+    shutil.copytree(shards[0], shards[1])
+    shutil.rmtree(shards[1] / "cells")
+    out = tmp_path / "out"
+    assert study.main(["--merge", *map(str, shards), "--devices", "1", "--out", str(out)]) == 0
+    for name in ("results.csv", "table.md", "study.json"):
+        assert (out / name).read_bytes() == (done / name).read_bytes()
+    for cell in (out / "cells").iterdir():
+        theirs = done / "cells" / cell.name / "metrics.jsonl"
+        assert (cell / "metrics.jsonl").read_bytes() == theirs.read_bytes()
 
 
 @pytest.mark.slow
