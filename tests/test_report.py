@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import random
 import re
 import shlex
 import shutil
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import browse, needs_chromium
 from conftest import known
 from matplotlib.colors import to_hex
 from scipy import stats
@@ -268,34 +266,6 @@ def test_latex_is_a_table_of_booktabs_with_the_best_in_bold(make: Callable[..., 
     assert scaffold.startswith(
         r"scaffold & 2 & \textbf{75.00 $\pm$ 5.00} & +20.00 $\pm$ 0.00 & 0.5"
     )
-
-
-@pytest.mark.parametrize("pairs", [3, 5, 6, 8, 15, 60])
-def test_p_is_that_of_scipy(pairs: int, make: Callable[..., Path]) -> None:
-    rng = np.random.default_rng(pairs)
-    theirs = rng.uniform(0.2, 0.8, pairs)
-    ours = theirs + rng.normal(0.05, 0.1, pairs)
-    run = make("run", {"a": [theirs.tolist()], "b": [ours.tolist()]})
-    (group,) = grouped(read([run]).trials, None)
-    found = difference(group.trials[1], known(group.baseline), "final")
-    assert known(found.p) == pytest.approx(stats.wilcoxon(ours, theirs).pvalue, rel=1e-9)
-    np.testing.assert_allclose(found.values, ours - theirs)
-    if pairs <= 8:  # the smallest p that scipy gives to so many
-        first = stats.wilcoxon(np.arange(1.0, pairs + 1)).pvalue
-        assert found.least == pytest.approx(first)
-    assert (known(found.least) < 0.05) == (pairs >= 6)
-
-
-def test_folds_are_not_independent(make: Callable[..., Path]) -> None:
-    """Of five folds three train for one that is scored; all pairs equal have no p."""
-    theirs = np.linspace(0.2, 0.6, 10)
-    gains = np.array([0.05, 0.02, 0.03, -0.01, 0.04, 0.02, 0.01, 0.03, 0.02, 0.04])
-    scores = {"a": [theirs.tolist()], "b": [(theirs + gains).tolist()], "c": [theirs.tolist()]}
-    (group,) = grouped(read([make("run", scores, folds=5)]).trials, None)
-    _, b, c = (difference(t, known(group.baseline), "final") for t in group.trials)
-    t = stats.ttest_1samp(gains, 0).statistic / np.sqrt(1 + 10 / 3)
-    assert known(b.p) == pytest.approx(2 * stats.t.sf(t, 9))
-    assert (b.least, c.p, c.equal) == (None, None, 10)
 
 
 def test_equal_pairs_do_not_count(make: Callable[..., Path]) -> None:
@@ -923,74 +893,6 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert told in err
     assert err.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
-
-
-ODD = [None, -1, 0, 1e400, "x", [], {}, [1], {"a": 1}, True, "nan", [None]]
-
-
-def altered(found: Any, rng: random.Random) -> None:
-    """Takes one entry away, wherever it is, or gives it another value."""
-    keys = [*found] if isinstance(found, dict) else [*range(len(found))]
-    key = rng.choice(keys)
-    if isinstance(found[key], dict | list) and found[key] and rng.random() < 0.6:
-        altered(found[key], rng)
-    elif isinstance(found, dict) and rng.random() < 0.4:
-        del found[key]
-    else:
-        found[key] = rng.choice(ODD)
-
-
-@pytest.mark.parametrize("name", ["clients.jsonl", "config.json", "metrics.jsonl", "summary.json"])
-def test_an_altered_file_is_read_or_refused_in_a_line(
-    name: str,
-    real: Path,
-    tmp_path: Path,
-    undrawn: None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rng, before = random.Random(0), (real / name).read_text()
-    lines = [before] if name.endswith(".json") else before.splitlines()
-    run, refused = tmp_path / "run", 0
-    run.mkdir()
-    for file in real.glob("*.json*"):
-        shutil.copy(file, run)
-    for i in range(40):
-        others, place = lines.copy(), rng.randrange(len(lines))
-        found = json.loads(others[place])
-        altered(found, rng)
-        others[place] = json.dumps(found)
-        (run / name).write_text("\n".join(others))
-        status = main([str(run), "--out", str(tmp_path / f"{i}")])
-        err = capsys.readouterr().err
-        assert (status, err.count("\n")) in [(0, 0), (2, 1)]
-        refused += status == 2
-        if "nan" in (found.get("dataset"), found.get("partition")):
-            continue  # it is a name then
-        for path in (tmp_path / f"{i}").glob("table.*"):
-            assert not re.search(r"\b(nan|inf)\b", path.read_text(), re.I)
-    assert refused
-
-
-@needs_chromium
-def test_a_browser_shows_the_page(reported: Path, tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    page = reported / "report.html"
-    inks = []
-    for scheme in ("0", "1"):  # dark, light
-        shot = tmp_path / f"{scheme}.png"
-        flags = [f"--screenshot={shot}", f"--blink-settings=preferredColorScheme={scheme}"]
-        browse(page, tmp_path, "--window-size=1100,3000", *flags)
-        seen = imread(shot)[..., :3]
-        assert seen.shape[:2] == (3000, 1100)
-        inks.append(seen[0, 0].mean())
-        assert len(np.unique(seen.reshape(-1, 3), axis=0)) > 100
-        drawn = np.flatnonzero(np.abs(seen - seen[0, 0]).max(axis=(1, 2)) > 0.1)
-        assert 1500 < drawn[-1] < 2990  # the page ends within the window
-    assert inks[0] < 0.2 < 0.8 < inks[1]
-    dom = browse(page, tmp_path, "--dump-dom")
-    assert dom.count("<img") == 3
-    assert dom.count("<h2>") == page.read_text().count("<h2>")
 
 
 @pytest.mark.usefixtures("undrawn")

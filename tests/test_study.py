@@ -5,31 +5,19 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import scipy.stats
-from browser import look, needs_chromium
-from conftest import BARE
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.reporting.command import main as report
 from fedjax_sim.cli.studies.asked import parse_study
 from fedjax_sim.cli.studies.plan import read_study
 
@@ -156,31 +144,6 @@ def test_tables_say_what_the_lines_say(done: Path) -> None:
         assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
     assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2
     assert r"FedProx \& µ\_k" in tex
-
-
-@needs_chromium
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1300, 800])
-def test_the_report_in_a_browser_has_the_names_of_the_study(
-    done: Path, tmp_path: Path, width: int
-) -> None:
-    assert report([str(done), "--out", str(tmp_path / "report")]) == 0
-    seen = look(tmp_path / "report" / "report.html", tmp_path, width=width)
-    assert seen["width"] <= seen["window"]
-    assert not seen["asked"]
-    assert not seen["broken"]
-    assert seen["titles"][0] == "Report of 2 methods with 4 settings in 2 runs"
-    cells = [title for title in seen["titles"] if title.startswith("digits")]
-    assert cells == [f"digits, emd({e}), 12 clients, 3 folds of clients" for e in (0.5, 1.4)]
-    methods = [
-        [row[0].partition(": ")[0] for row in table[1:]]
-        for table in seen["tables"]
-        if table[0][0] == "method"
-    ]
-    chosen, differences, clients, every = methods[:4]
-    assert chosen == clients == [*ROWS]
-    assert differences == [name for name in ROWS if name != "weak"]  # the study's baseline
-    assert every == [name for name in ROWS for _ in range(2)]
 
 
 @pytest.mark.slow
@@ -501,67 +464,6 @@ def test_bad_commands(
     assert not [*tmp_path.iterdir()]
 
 
-KEYS = st.sampled_from(
-    ["rounds", "seeds", "lr", "split", "folds", "emd", "partition", "clients", "mirror", "target",
-     "patience", "lr_schedule", "optimizer", "devices", "algo", "modle", "dataset", "epochs"]
-)  # fmt: skip
-VALUES = st.one_of(
-    st.integers(-2, 40),
-    st.floats(allow_nan=True),
-    st.booleans(),
-    st.sampled_from(
-        ["clients", "holdout", "digits", "dirichlet(0.1)", "adam", "cosine", "", "--x"]
-    ),
-    st.text(max_size=5),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.dictionaries(st.text("ab", min_size=1), st.integers(), max_size=1),
-)
-METHODS = st.one_of(
-    st.sampled_from(
-        ["fedavg", "fedprox(mu=0.1|1)", "fedavg(lr=0.1|0.2)", "fedprox(mu=-1)", "radfed(", "x:y",
-         "fedavg(lr=nan)", "fedavg(epochs=1|1)"]
-    ),
-    st.text(max_size=6),
-    st.integers(),
-)  # fmt: skip
-
-
-def as_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
-@given(
-    st.dictionaries(KEYS, VALUES, max_size=3),
-    st.dictionaries(KEYS, st.one_of(st.lists(VALUES, max_size=2), VALUES), max_size=2),
-    st.dictionaries(st.text(max_size=3), METHODS, max_size=3),
-    st.lists(st.dictionaries(KEYS, VALUES, max_size=2), max_size=2),
-)
-def test_any_file_is_a_study_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, run: Any, grid: Any, methods: Any, cells: Any
-) -> None:
-    tables = {"run": run, "grid": grid, "methods": methods}
-    text = "".join(
-        f"[{name}]\n" + "".join(f"{json.dumps(k)} = {as_toml(v)}\n" for k, v in table.items())
-        for name, table in tables.items()
-    )
-    text = f"cells = [{', '.join(map(as_toml, cells))}]\n{text}" if cells else text
-    path = written(tmp_path_factory.getbasetemp(), text)
-    try:
-        plan = read_study(path)
-    except ValueError as error:
-        if not str(error).startswith(f"{path}: "):
-            raise
-        return
-    assert len({cell.name for cell in plan.cells}) == len(plan.cells) > 0
-    assert set(plan.cells[0].config.algorithms) == {t for r in plan.rows.values() for t in r}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", ["4_2", "6_1"])
 def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
@@ -608,55 +510,3 @@ def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
     assert study.main(argv) == 0
     ours = np.array([float(line["test"]) for line in lines_of(out)]).reshape(-1, 2)
     np.testing.assert_allclose(100 * ours, [c.accuracy[-1] for c in theirs.values()])
-
-
-KILLS = int(os.environ.get("KILLS", "1"))
-
-
-@pytest.mark.slow
-def test_a_study_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
-    """As often as KILLS says; its tables, records and weights are those of a run in peace."""
-    text = STUDY.replace("fedprox(mu=0, lr=0.001|0.1)", "fedavg(lr=0.1)")  # another program
-    if "KILLS" in os.environ:  # minutes
-        text = text.replace("rounds = 2", "rounds = 4").replace("mu=0.1|30", "mu=0.1|3|30")
-    else:
-        text = text.replace("seeds = 2", "seeds = 1")
-    path = written(tmp_path, text)
-    program = [sys.executable, "-c", BARE.format(command="study")]
-    more = ["--checkpoint-every", "0", "--devices", "1"]
-    began = time.monotonic()
-    whole = subprocess.run(
-        [*program, str(path), "--out", str(tmp_path / "whole"), *more],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert whole.returncode == 0, whole.stderr
-    length = time.monotonic() - began
-    rng, kills, turn = random.Random(KILLS), 0, 0
-    while kills < KILLS:
-        out, turn = tmp_path / f"killed{turn}", turn + 1
-        while True:
-            begun = (out / "study.toml").exists()
-            where = ["--resume", str(out)] if begun else [str(path), "--out", str(out)]
-            running = subprocess.Popen(
-                [*program, *where, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            wait = length * (0.3 + 0.5 * rng.random()) if kills < KILLS else None
-            try:
-                _, err = running.communicate(timeout=wait)
-            except subprocess.TimeoutExpired:
-                running.send_signal(signal.SIGKILL)
-                running.communicate()
-                kills += 1
-                continue
-            assert running.returncode == 0, err
-            break
-        for name in ("results.csv", "table.md", "table.tex", "study.json"):
-            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-        for cell in read_study(path).cells:
-            ours, theirs = (fs.load_run(f / "cells" / cell.name) for f in (out, tmp_path / "whole"))
-            assert ours.records == theirs.records
-            for label in ours.algorithms:
-                pair = (found.variables(label) for found in (ours, theirs))
-                assert jax.tree.all(jax.tree.map(np.array_equal, *pair))
