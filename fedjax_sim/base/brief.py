@@ -1,9 +1,8 @@
-"""Short texts of values that hold arrays: what ``repr`` and notebooks show of them."""
+"""Short texts of values that hold arrays, for their ``repr``."""
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +11,7 @@ import numpy as np
 from fedjax_sim.base.parts import shown
 
 LONGEST = 600
-"""Characters of a ``repr``, and rows of a table: what fits a screen."""
-
-ROWS = 30
+"""Characters of a ``repr``: what fits a screen."""
 
 
 class Text(str):
@@ -42,30 +39,6 @@ def brief_fields(value: Any) -> str:
     names = getattr(value, "_fields", None) or value.__dataclass_fields__
     fields = {name: getattr(value, name) for name in names}
     return brief(value, {name: e for name, e in fields.items() if not empty(e)})
-
-
-def brief_html(value: Any, entries: Mapping[str, Any]) -> str:
-    """Returns the same entries as an HTML table, a row each."""
-    known = {name: e for name, e in entries.items() if e is not None}
-    rows = [(name, e if isinstance(e, str) else brief_text(e)) for name, e in known.items()]
-    return html_table(type(value).__name__, rows)
-
-
-def html_table(title: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Returns a small HTML table; all texts are escaped, and rows that do not fit are counted.
-
-    >>> html_table("A & B", [("x", "1 < 2")])
-    '<table><caption>A &amp; B</caption><tr><th>x</th><td>1 &lt; 2</td></tr></table>'
-    """
-    found = [*rows]
-    lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)] if head else []
-    for first, *others in found[:ROWS]:
-        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in others)
-        lines.append(f"<th>{html.escape(first)}</th>{cells}")
-    if len(found) > ROWS:
-        lines.append(f"<td>{len(found) - ROWS} more</td>")
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><caption>{html.escape(title)}</caption>{body}</table>"
 
 
 def brief_text(value: Any) -> str:

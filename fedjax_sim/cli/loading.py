@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, ClientData, FedState, Model, PyTree, Variables
-from fedjax_sim.base.brief import Text, brief, html_table, over_runs
+from fedjax_sim.base.brief import Text, brief, over_runs
 from fedjax_sim.cli import schema
 from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.folder import checkpoints_in
@@ -67,11 +67,6 @@ class SavedRun:
         known = {name: self.settings.get(name) for name in kept}
         last = dict(zip(self.algorithms, map(self._last, self.algorithms), strict=True))
         return brief(self, {"folder": str(self.folder), **known, **last})
-
-    def _repr_html_(self) -> str:
-        rows = [(name, self._last(name)) for name in self.algorithms]
-        score = self.settings.get("score", "score")
-        return html_table(f"SavedRun: {self.folder}", rows, ("algorithm", f"last {score}"))
 
     def _last(self, algorithm: str) -> Text:
         """Returns the score of an algorithm after the last round, over its runs."""

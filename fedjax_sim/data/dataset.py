@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedjax_sim.base import Task
-from fedjax_sim.base.brief import brief, brief_html
+from fedjax_sim.base.brief import brief
 from fedjax_sim.base.words import array_type, shortened
 from fedjax_sim.data.arrays import check_int32, encode, flags, offset, plain_array
 from fedjax_sim.data.standardise import statistics
@@ -84,16 +84,11 @@ class Dataset(NamedTuple):
         return () if self.task.classes is None else self.class_names
 
     def __repr__(self) -> str:
-        return brief(self, self._summary())
-
-    def _repr_html_(self) -> str:
-        return brief_html(self, self._summary())
-
-    def _summary(self) -> dict[str, Any]:
         arrays = {key: getattr(self, key) for key in ("train_x", "train_y", "test_x", "test_y")}
         clients = None if self.train_client is None else len(self.client_names)
         more = {"clients": clients, "features": tuple(self.features) or None}
-        return {"name": self.name, "task": self.task, **arrays, **more, "test_set": self.test_set}
+        known = {"name": self.name, "task": self.task, **arrays, **more, "test_set": self.test_set}
+        return brief(self, known)
 
 
 def from_arrays(

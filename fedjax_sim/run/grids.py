@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import ClientData, LossFn, Model, Task, Variables
-from fedjax_sim.base.brief import Text, brief, brief_text, html_table, over_runs
+from fedjax_sim.base.brief import Text, brief, brief_text, over_runs
 from fedjax_sim.base.words import counted
 from fedjax_sim.data import EvalSet
 from fedjax_sim.engine.execution import Execution
@@ -117,22 +117,12 @@ class Sweep:
                     rows.append(row)
         return rows
 
-    @property
-    def _names(self) -> list[str]:
-        return [*dict.fromkeys(name for point in self.points for name in point.settings)]
-
     def __repr__(self) -> str:
         entries: dict[str, Any] = {"plan": Text(self.plan)}
-        for name in self._names:
+        for name in dict.fromkeys(name for point in self.points for name in point.settings):
             tried = dict.fromkeys(brief_text(point.settings.get(name)) for point in self.points)
             entries[name] = Text(f"[{', '.join(tried)}]")
         return brief(self, entries)
-
-    def _repr_html_(self) -> str:
-        names, rows = self._names, []
-        for point in self.points:
-            rows.append([*(brief_text(point.settings.get(name)) for name in names), point.last])
-        return html_table(f"Sweep: {self.plan}", rows, [*names, self.points[0].result.task.score])
 
     def best(self, metric: str | None = None) -> Point:
         """Returns the point with the best mean validation score, each run at its best round.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import FedState, Metrics, PyTree, Task
-from fedjax_sim.base.brief import Text, brief, brief_html
+from fedjax_sim.base.brief import Text, brief
 from fedjax_sim.run.bands import draw_band
 from fedjax_sim.run.client_memory import ClientRows
 from fedjax_sim.run.evaluation import Evaluation, total_bytes
@@ -269,17 +269,10 @@ class Result:
         return axes
 
     def __repr__(self) -> str:
-        return brief(self, self._entries())
-
-    def _repr_html_(self) -> str:
-        return brief_html(self, self._entries())
-
-    def _entries(self) -> dict[str, Any]:
-        """Returns the entries that ``repr`` shows: the last scores."""
         last = self.evaluations[-1].entries() if self.evaluations else {}
         model, took = Text(f"{self.model_bytes:,}"), Text(f"{self.run_seconds:.1f}")
         known = {"task": self.task, "evaluations": len(self.evaluations), **last}
-        return known | {"model_bytes": model, "run_seconds": took}
+        return brief(self, known | {"model_bytes": model, "run_seconds": took})
 
     def lowest(self, metric: str) -> bool:
         """Returns whether the lowest value of a score is the best."""

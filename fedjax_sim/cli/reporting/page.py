@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -76,19 +75,14 @@ def fragment(items: Iterable[str | Table]) -> str:
 
 def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Element:
     element = ET.SubElement(to, tag, attributes)
-    element.text = _visible(text)
+    element.text = text
     return element
-
-
-def _visible(text: str) -> str:
-    """Replaces the control characters that a page must not have."""
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text)
 
 
 def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
     if isinstance(item, str):
         paragraph = ET.Element("p")
-        paragraph.text = _visible(item)
+        paragraph.text = item
         return paragraph
     if isinstance(item, Table):
         return _table(item)
@@ -96,7 +90,7 @@ def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
     path = folder / f"{item.name}.svg" if isinstance(item, Drawn) else item.path
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     source = f"data:{MEDIA[path.suffix]};base64,{content}"
-    _add(figure, "img", src=source, alt=_visible(item.caption))
+    _add(figure, "img", src=source, alt=item.caption)
     _add(figure, "figcaption", item.caption)
     return figure
 
@@ -117,7 +111,7 @@ def _table(table: Table) -> ET.Element:
             if mark := {Best: "strong", Second: "u"}.get(type(cell)):
                 _add(within, mark, cell)
             else:
-                within.text = _visible(cell)
+                within.text = cell
     return around
 
 
