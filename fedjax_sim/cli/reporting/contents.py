@@ -194,28 +194,19 @@ def _on_differences(group: Group) -> list[str]:
 def _partitions(reading: Reading) -> list[Any]:
     """Returns the hash of each partition, and the pictures that runs have drawn of them."""
     owners: dict[tuple[str, str, str], list[str]] = {}
-    drawn: dict[frozenset[str], list[tuple[str, Path]]] = {}
+    drawn: dict[tuple[str, ...], Embedded] = {}
     for name, run in reading.runs.items():
         settings, hashes = run.settings, run.settings["partition_hashes"]
         seeds = map(str, settings["seeds"]) if len(hashes) > 1 else ["all"]
         for key in zip(seeds, map(str, settings["partitions"]), hashes, strict=False):
             owners.setdefault(key, []).append(name)
-        found = sorted(run.folder.glob("clients.[ps][nvd][gf]"))
-        drawn.setdefault(frozenset(hashes), []).extend((name, path) for path in found)
+        for path in run.folder.glob("clients.[ps][nv]g"):
+            drawn.setdefault(tuple(hashes), Embedded(path, f"Clients and their samples, of {name}"))
     rows = [
         ("all" if 1 < len(names) == len(reading.runs) else ", ".join(names), *key)
         for key, names in owners.items()
     ]
-    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), rows, words=True)]
-    for hashes, pictures in drawn.items():
-        if any(hashes < others for others in drawn):
-            continue
-        shown = next((p for p in pictures if p[1].suffix in (".png", ".svg")), None)
-        if shown is not None:
-            items.append(Embedded(shown[1], f"Clients and their samples, of {shown[0]}"))
-        elif pictures:
-            items.append(f"Clients and their samples: {pictures[0][1]}, which a page cannot show.")
-    return items
+    return [Table(("run", "seed", "partition", "sha256"), rows, words=True), *drawn.values()]
 
 
 def _settings(reading: Reading) -> Table | str:
