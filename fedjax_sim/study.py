@@ -87,7 +87,8 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     lacking = [name for name in mine if statuses[name] == 2]
     if len(mine) == len(study.cells) > len(lacking):
         done = mine.keys() - {*lacking}
-        print(f"\n{write_results(study, done, asked.folder)}\ntables: {asked.folder}")
+        print(f"\n{write_results(study, done, asked.folder)}")
+        print(f"tables, and results.csv with the selected settings: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     elif not lacking:
         print(f"\n{counted(len(mine), 'cell')} of {len(study.cells)}: {asked.folder}")
@@ -114,7 +115,7 @@ def _open(study: Study, asked: Asked) -> Claim:
     told: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
-        **({} if study.across is None else {"columns": study.across}),
+        "columns": study.across,
         "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
         "versions": versions(),
     }

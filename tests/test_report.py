@@ -268,6 +268,18 @@ def test_latex_is_a_table_of_booktabs_with_the_best_in_bold(make: Callable[..., 
     )
 
 
+def test_folds_are_not_independent(make: Callable[..., Path]) -> None:
+    """Of five folds three train for one that is scored; all pairs equal have no p."""
+    theirs = np.linspace(0.2, 0.6, 10)
+    gains = np.array([0.05, 0.02, 0.03, -0.01, 0.04, 0.02, 0.01, 0.03, 0.02, 0.04])
+    scores = {"a": [theirs.tolist()], "b": [(theirs + gains).tolist()], "c": [theirs.tolist()]}
+    (group,) = grouped(read([make("run", scores, folds=5)]).trials, None)
+    _, b, c = (difference(t, known(group.baseline), "final") for t in group.trials)
+    t = stats.ttest_1samp(gains, 0).statistic / np.sqrt(1 + 10 / 3)
+    assert known(b.p) == pytest.approx(2 * stats.t.sf(t, 9))
+    assert (b.least, c.p, c.equal) == (None, None, 10)
+
+
 def test_equal_pairs_do_not_count(make: Callable[..., Path]) -> None:
     # 0.3 - 0.2 and 0.7 - 0.6 differ in the last bit: they are one rank.
     run = make(

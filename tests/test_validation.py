@@ -26,7 +26,7 @@ from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
 from fedjax_sim.cli.reporting.compare import grouped, over_runs, tuned
 from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import rows_of
+from fedjax_sim.cli.studies.results import selected
 from fedjax_sim.data import Dataset, EvalSet, eval_set, from_arrays
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -481,13 +481,13 @@ def test_a_study_chooses_by_the_models_that_it_reports(ran: Path, tmp_path: Path
     shutil.copytree(ran, tmp_path / "cells" / "all")
     (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows}))
     summary = fs.load_run(ran).summary
-    ditto, fedper = rows_of(plan, read([tmp_path]), {"all"})
+    trials = read([tmp_path]).trials
+    ditto, fedper = (known(selected([t for t in trials if t.row == row])) for row in plan.rows)
     found = {name: np.mean(summary[name]["personal_validation_best_per_run"]) for name in summary
              if name.startswith("ditto")}  # fmt: skip
-    for row, setting in ((ditto, max(found, key=lambda name: found[name])), (fedper, "fedper")):
-        trial = known(row.trial)
-        assert (trial.algorithm, trial.own, row.moment) == (setting, True, "validated")
-        scores = known(over_runs(trial, row.moment)).values.tolist()
+    for trial, setting in ((ditto, max(found, key=lambda name: found[name])), (fedper, "fedper")):
+        assert (trial.algorithm, trial.own) == (setting, True)
+        scores = known(over_runs(trial, "validated")).values.tolist()
         assert scores == summary[setting]["personal_score_validated_per_run"]
 
 
