@@ -34,7 +34,7 @@ from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.partition.pictures import line_style
 
 FILES = {"report.html", "report.md", "table.csv", "table.tex",
-         "curves.svg", "curves.pdf", "clients.svg", "clients.pdf"}  # fmt: skip
+         "curves.svg", "curves.pdf", "clients.svg", "clients.pdf", "partition_1.png"}  # fmt: skip
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(1)>&amp; $x_1$ %_{|}~^\\#"""
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 pytestmark = pytest.mark.slow
@@ -793,7 +793,7 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(
     assert main([str(run), "--wide"]) == 0
     (out / "notes.txt").write_text("mine")
     assert main([str(other), "--out", str(out)]) == 0
-    wanted = FILES - {"clients.svg", "clients.pdf"} | {"notes.txt"}
+    wanted = FILES - {"clients.svg", "clients.pdf", "partition_1.png"} | {"notes.txt"}
     assert {path.name for path in out.iterdir()} == wanted
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert main([str(other), "--out", str(out)]) == 0

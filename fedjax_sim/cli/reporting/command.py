@@ -22,7 +22,9 @@ from fedjax_sim.cli.reporting.read import Reading, no_score, read
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
-OWN_FILE = re.compile(r"(report|table|wide|curves|clients|ranks)(_\w+)?\.(html|md|tex|csv|svg|pdf)")
+OWN_FILE = re.compile(
+    r"(report|table|wide|curves|clients|ranks|partition)(_\w+)?\.(html|md|tex|csv|svg|pdf|png)"
+)
 """The files of a report; those of an earlier one are removed."""
 SETTING = "partition"
 """The setting whose values are the columns of ``--wide``, if there is no other."""

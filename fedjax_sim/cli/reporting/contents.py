@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,8 @@ from fedjax_sim.cli.reporting.compare import (
 )
 from fedjax_sim.cli.reporting.formats import BOLD
 from fedjax_sim.cli.reporting.pictures import (
-    Drawn,
+    KINDS,
+    Picture,
     Styles,
     by_method,
     client_score,
@@ -42,19 +44,12 @@ from fedjax_sim.cli.reporting.wide import Wide
 from fedjax_sim.cli.summary import remarks
 
 
-class Embedded(NamedTuple):
-    """A picture that a run has left, and its description."""
-
-    path: Path
-    caption: str
-
-
 class Section(NamedTuple):
     """A chapter of a report, level 2, or a section of one, level 3."""
 
     title: str
     level: int
-    items: list[str | Table | Drawn | Embedded]
+    items: list[str | Table | Picture]
 
 
 def sections(
@@ -67,7 +62,7 @@ def sections(
         found.append(_of_wide(wide, folder, f"_{i}" if len(tables) > 1 else "", styles))
     for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
         found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "", styles)
-    found.append(Section("Partitions", 2, _partitions(reading)))
+    found.append(Section("Partitions", 2, _partitions(reading, folder)))
     if len(reading.runs) > 1:
         found.append(Section("Settings that differ", 2, [_settings(reading)]))
     found.append(Section("How it was run", 2, _origin(reading)))
@@ -79,11 +74,10 @@ def _of_wide(wide: Wide, folder: Path, mark: str, styles: Styles) -> Section:
     items: list[Any] = [wide.note, wide.table()]
     if wide.distance is not None:
         caption = "Average ranks; a bar joins methods that Nemenyi's test does not tell apart"
-        picture = Drawn(f"ranks{mark}", caption)
         averages = dict(zip(wide.rows, wide.ranks.mean(axis=0).tolist(), strict=True))
-        for path in picture.paths(folder):
-            draw_ranks(averages, wide.distance, path, title, styles)
-        items.append(picture)
+        for kind in KINDS:
+            draw_ranks(averages, wide.distance, folder / f"ranks{mark}.{kind}", title, styles)
+        items.append(Picture(f"ranks{mark}.svg", caption))
     return Section(title, 2, items)
 
 
@@ -191,17 +185,20 @@ def _on_differences(group: Group) -> list[str]:
     return lines
 
 
-def _partitions(reading: Reading) -> list[Any]:
+def _partitions(reading: Reading, folder: Path) -> list[Any]:
     """Returns the hash of each partition, and the pictures that runs have drawn of them."""
     owners: dict[tuple[str, str, str], list[str]] = {}
-    drawn: dict[tuple[str, ...], Embedded] = {}
+    drawn: dict[tuple[str, ...], Picture] = {}
     for name, run in reading.runs.items():
         settings, hashes = run.settings, run.settings["partition_hashes"]
         seeds = map(str, settings["seeds"]) if len(hashes) > 1 else ["all"]
         for key in zip(seeds, map(str, settings["partitions"]), hashes, strict=False):
             owners.setdefault(key, []).append(name)
         for path in run.folder.glob("clients.[ps][nv]g"):
-            drawn.setdefault(tuple(hashes), Embedded(path, f"Clients and their samples, of {name}"))
+            if tuple(hashes) not in drawn:
+                copy = f"partition_{len(drawn) + 1}{path.suffix}"
+                shutil.copy(path, folder / copy)
+                drawn[tuple(hashes)] = Picture(copy, f"Clients and their samples, of {name}")
     rows = [
         ("all" if 1 < len(names) == len(reading.runs) else ", ".join(names), *key)
         for key, names in owners.items()

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.cli.reporting.contents import Embedded, Section
+from fedjax_sim.cli.reporting.contents import Section
 from fedjax_sim.cli.reporting.formats import markdown, plain
-from fedjax_sim.cli.reporting.pictures import Drawn
+from fedjax_sim.cli.reporting.pictures import Picture
 from fedjax_sim.cli.reporting.tables import Best, Second, Table
 
 GENERATOR = "fedjax_sim.report"
@@ -79,7 +79,7 @@ def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Elem
     return element
 
 
-def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
+def _item(item: str | Table | Picture, folder: Path) -> ET.Element:
     if isinstance(item, str):
         paragraph = ET.Element("p")
         paragraph.text = item
@@ -87,7 +87,7 @@ def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
     if isinstance(item, Table):
         return _table(item)
     figure = ET.Element("figure")
-    path = folder / f"{item.name}.svg" if isinstance(item, Drawn) else item.path
+    path = folder / item.name
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     source = f"data:{MEDIA[path.suffix]};base64,{content}"
     _add(figure, "img", src=source, alt=item.caption)
@@ -129,6 +129,4 @@ def _markdown(item: Any) -> str:
         return plain(item)
     if isinstance(item, Table):
         return markdown(item)
-    if isinstance(item, Drawn):
-        return f"![{plain(item.caption)}]({item.name}.svg)"
-    return plain(f"{item.caption}: {item.path}")
+    return f"![{plain(item.caption)}]({item.name})"

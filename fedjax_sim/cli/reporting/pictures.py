@@ -28,15 +28,15 @@ POINTS = 500
 """Evaluations that a curve shows at most, evenly spread."""
 
 
-class Drawn(NamedTuple):
-    """A picture of a report: the stem of its .svg and .pdf files, and its description."""
+KINDS = ("svg", "pdf")
+"""The files of a picture that a report draws; its pages show the first."""
+
+
+class Picture(NamedTuple):
+    """A picture of a report: the name of its file in the report's folder, and its description."""
 
     name: str
     caption: str
-
-    def paths(self, folder: Path) -> list[Path]:
-        """Returns the paths of its files in a folder."""
-        return [folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")]
 
 
 Styles = Mapping[str, Mapping[str, Any]]
@@ -74,7 +74,7 @@ def by_method(group: Group, styles: Styles) -> Styles:
 
 def draw_curves(
     group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
-) -> list[Drawn]:
+) -> list[Picture]:
     """Draws the curves of a group; ``mark`` ends the names of the files.
 
     Styles are those of :func:`styles_of`; a missing one is chosen by the place.
@@ -88,25 +88,25 @@ def draw_curves(
         lines = [line for line in lines if len(line.rounds)]
         if lines:
             score, metric, head = trials[0].score, trials[0].metric, _fit(title, 100)
-            found = Drawn(f"curves{mark}{part}", CURVES)
-            for path in found.paths(folder):
-                draw_series(lines, path, score, metric, head)
-            drawn.append(found)
+            stem = f"curves{mark}{part}"
+            for kind in KINDS:
+                draw_series(lines, folder / f"{stem}.{kind}", score, metric, head)
+            drawn.append(Picture(f"{stem}.svg", CURVES))
     return drawn
 
 
 def draw_clients(
     group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
-) -> list[Drawn]:
+) -> list[Picture]:
     """Draws the scores of a group's clients; the arguments are as in :func:`draw_curves`."""
     drawn = []
     for part, labels, trials in _parts(group):
         shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
         if shown:
-            found = Drawn(f"clients{mark}{part}", "Clients by their score after the last round")
-            for path in found.paths(folder):
-                draw_histograms(shown, path, _fit(title, 100), styles)
-            drawn.append(found)
+            stem = f"clients{mark}{part}"
+            for kind in KINDS:
+                draw_histograms(shown, folder / f"{stem}.{kind}", _fit(title, 100), styles)
+            drawn.append(Picture(f"{stem}.svg", "Clients by their score after the last round"))
     return drawn
 
 
