@@ -33,7 +33,6 @@ from fedjax_sim.base.files import write_text
 from fedjax_sim.cli.reporting.formats import markdown
 from fedjax_sim.cli.reporting.statistics import LEVEL, critical_difference, friedman, ranks
 from fedjax_sim.cli.reporting.tables import Table
-from fedjax_sim.cli.studies.results import best_setting
 from fedjax_sim.partition.pictures import picture
 from fedjax_sim.partition.samplers import parse_sampler
 from fedjax_sim.run.environment import environment
@@ -125,8 +124,9 @@ def chosen(results: Mapping[str, fs.Result], *, personal: bool = False) -> Row |
             setting: result.series("accuracy", by_client=True, part=part).max(axis=0)
             for setting, result in of.items()
         }
-        tried = {key: {"validation_best_per_run": of_runs} for key, of_runs in validation.items()}
-        if (best := best_setting(tried, lowest=False)) is not None:
+        if of:
+            means = {key: np.nan_to_num(v.mean(), nan=-np.inf) for key, v in validation.items()}
+            best = max(means, key=means.__getitem__)
             scores = of[best].validated("accuracy", by_client=True, personal=personal)
             row[name] = {"setting": best, "scores": scores.round(6).tolist()}
     return row

@@ -23,7 +23,7 @@ from fedjax_sim.cli.processes import in_step, wait, writes
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run, show_outcome
 from fedjax_sim.cli.stopping import STOPPING, Stopped
-from fedjax_sim.cli.watching import Watch, bar, nobody
+from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
 from fedjax_sim.run.environment import versions
@@ -32,12 +32,11 @@ PROGRAM = "fedjax_sim.bench"
 LOST, INTERRUPTED, TERMINATED = 3, 130, 143
 
 
-def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
         argv: its arguments; None for those of this process.
-        watch: who is told how far it is.
 
     Returns:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             print(setup.about.text(), flush=True)
         try:
             with warnings_in_a_line(PROGRAM):
-                shown = nobody if folder is None else watch
+                shown = nobody if folder is None else bar
                 outcome = run(config, setup, groups, folder, command, shown)
                 if folder is not None:
                     show_outcome(outcome, config, setup, folder.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reading import CELLS
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.stopping import STOPPING, Stopped
-from fedjax_sim.cli.studies.asked import FILE, LOGS, PROGRAM, Asked, parse_study
-from fedjax_sim.cli.studies.cells import by_executor, shares_done
+from fedjax_sim.cli.studies.asked import FILE, PROGRAM, Asked, parse_study
 from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.progress import Progress
-from fedjax_sim.cli.studies.results import Row, rows_of, write_results
+from fedjax_sim.cli.studies.results import write_results
 from fedjax_sim.engine.memory import trim
 from fedjax_sim.run.environment import versions
 
@@ -68,32 +66,29 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     print(study)
     mine = {cell.name: cell for cell in _mine(study, asked)}
     statuses: dict[str, int] = {}
-    found: dict[str, list[Row]] = {}
 
     def stopped(status: int) -> int:
         return complain(PROGRAM, f"stopped; {on}", status)
 
     STOPPING.last_words.append(stopped)
     try:
-        done = {name: shares_done(cell, _folder(asked, cell)) for name, cell in mine.items()}
-        progress = Progress([*mine.values()], done)
-        run = _one_by_one if asked.executor is None else _by_executor
-        for name, status in run(mine, asked, progress):
-            statuses[name] = status
+        for number, (name, cell) in enumerate(mine.items(), 1):
+            print(f"\n[{number}/{len(mine)}] {name}\n", flush=True)
+            statuses[name] = status = bench.main(_argv(cell, asked))
             if status > 2:
                 return stopped(status)
-            if status < 2:
-                found[name] = rows_of(study, mine[name], _folder(asked, mine[name]))
-            progress.ended(mine[name])
             STOPPING.check()
+            jax.clear_caches()  # another cell has other shapes
+            trim()
     except KeyboardInterrupt as error:
         return stopped(error.status if isinstance(error, Stopped) else bench.INTERRUPTED)
     finally:
         STOPPING.last_words.remove(stopped)
     lacking = [name for name in mine if statuses[name] == 2]
-    if len(mine) == len(study.cells) and found:
-        rows = [row for name in mine for row in found.get(name, ())]
-        print(f"\n{write_results(study, rows, asked.folder)}\ntables: {asked.folder}")
+    if len(mine) == len(study.cells) > len(lacking):
+        done = mine.keys() - {*lacking}
+        print(f"\n{write_results(study, done, asked.folder)}")
+        print(f"tables, and results.csv with the selected settings: {asked.folder}")
         print(f"a page: python -m fedjax_sim.report {shlex.quote(str(asked.folder))}")
     elif not lacking:
         print(f"\n{counted(len(mine), 'cell')} of {len(study.cells)}: {asked.folder}")
@@ -101,40 +96,6 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
     if lacking:
         return complain(PROGRAM, f"error: no results of {', '.join(lacking)}: see above; {on}", 2)
     return max(statuses.values(), default=0)
-
-
-def _one_by_one(
-    cells: Mapping[str, Cell], asked: Asked, progress: Progress
-) -> Iterator[tuple[str, int]]:
-    """Runs cells in this process; gives each with its status as it ends."""
-    for number, (name, cell) in enumerate(cells.items(), 1):
-        print(f"\n[{number}/{len(cells)}] {name}{progress.left}\n", flush=True)
-        progress.begins(cell)
-        yield name, bench.main(_argv(cell, asked), progress.program)
-        jax.clear_caches()  # another cell has other shapes
-        trim()
-
-
-def _by_executor(
-    cells: Mapping[str, Cell], asked: Asked, progress: Progress
-) -> Iterator[tuple[str, int]]:
-    """Runs cells by an executor; gives each with its status as it ends."""
-    assert asked.executor is not None
-    logs = asked.folder / LOGS
-    logs.mkdir(exist_ok=True)
-    left = dict(cells)
-
-    def look() -> None:
-        for cell in left.values():
-            progress.saw(cell, shares_done(cell, _folder(asked, cell)))
-
-    argvs = {name: _argv(cell, asked) for name, cell in cells.items()}
-    for name, status in by_executor(asked.executor, bench.main, argvs, logs, look):
-        del left[name]
-        told = "done" if status < 2 else f"status {status}, see {logs / f'{name}.log'}"
-        number = len(cells) - len(left)
-        print(f"[{number}/{len(cells)}] {name}: {told}{progress.left}", flush=True)
-        yield name, status
 
 
 def _open(study: Study, asked: Asked) -> Claim:
@@ -154,7 +115,7 @@ def _open(study: Study, asked: Asked) -> Claim:
     told: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
-        **({} if study.across is None else {"columns": study.across}),
+        "columns": study.across,
         "cells": [{"folder": f"{CELLS}/{c.name}", "settings": c.settings} for c in study.cells],
         "versions": versions(),
     }

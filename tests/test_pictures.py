@@ -4,9 +4,7 @@ import ast
 import importlib.util
 import sys
 import xml.etree.ElementTree
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -105,57 +103,6 @@ def test_a_picture_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), picture(tmp_path / "p.png", 2, 1):
         raise KeyboardInterrupt
     assert not [*tmp_path.iterdir()]
-
-
-# What is seen of linear RGB without one kind of cones (Machado et al. 2009, severity 1).
-SIGHTS = {
-    "all cones": np.eye(3),
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
-}
-
-
-def closest(colours: Sequence[Any], sight: Any) -> float:
-    """The distance of the two most alike, in CIELAB."""
-    from matplotlib.colors import to_rgb
-
-    rgb = np.array([to_rgb(colour) for colour in colours])
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array(
-        [
-            [0.412456, 0.357576, 0.180437],
-            [0.212673, 0.715152, 0.072175],
-            [0.019334, 0.119192, 0.950304],
-        ]
-    )
-    xyz = np.clip(linear @ np.transpose(sight), 0, 1) @ to_xyz.T / to_xyz.sum(axis=1)
-    f = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
-    lab = np.stack(
-        [116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], axis=1
-    )
-    return min(float(np.linalg.norm(a - b)) for a, b in combinations(lab, 2))
-
-
-@pytest.mark.parametrize("sight", SIGHTS)
-def test_the_colour_blind_tell_the_colours_apart(sight: str) -> None:
-    from matplotlib import color_sequences
-
-    assert closest(COLOURS, SIGHTS[sight]) > 15
-    if sight in ("protanopia", "deuteranopia"):  # what we had: the test can tell
-        assert closest(color_sequences["tab10"], SIGHTS[sight]) < 10
 
 
 def test_no_two_of_twenty_lines_look_alike() -> None:

@@ -19,7 +19,7 @@ from fedjax_sim.cli.reporting.statistics import (
 )
 from fedjax_sim.cli.reporting.tables import Best, Second, placed
 
-TABLES = range(20)
+TABLES = range(6)
 
 
 def random_table(seed: int) -> np.ndarray:

@@ -5,35 +5,20 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-import scipy.stats
-from browser import look, needs_chromium
-from conftest import BARE
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import fedjax_sim as fs
 from benchmarks.reproduce import common, fedaug, phase_shift
 from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.reporting.command import main as report
+from fedjax_sim.cli.studies.asked import parse_study
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, rows_of
-from fedjax_sim.partition.pictures import line_style
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -131,96 +116,10 @@ def test_validation_clients_choose_and_test_clients_are_told(done: Path) -> None
 
 
 @pytest.mark.slow
-def test_tables_say_what_the_lines_say(done: Path) -> None:
-    found = lines_of(done)
-    shown = (done / "table.md").read_text(encoding="utf-8").replace("\\", "").splitlines()
-    tex = (done / "table.tex").read_text(encoding="utf-8")
-    assert len(shown) == 2 + 4 + 2
-    assert "population standard deviation (divisor R) over R = 6 runs" in shown[-1]
-    for emd in ("0.5", "1.4"):
-        scores = {
-            row: np.array(
-                [float(e["test"]) for e in found if (e["method"], e["emd"]) == (row, emd)]
-            )
-            for row in ROWS
-        }
-        away = scores[ROWS[0]] - scores["weak"]
-        (line,) = (one for one in shown if one.startswith(f"| {emd} ") and ROWS[0] in one)
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        assert cells[3].strip("*") == (
-            f"{100 * scores[ROWS[0]].mean():.2f} ± {100 * scores[ROWS[0]].std():.2f}"
-        )
-        assert cells[4] == f"{100 * away.mean():+.2f} ± {100 * away.std():.2f}"
-        # Six runs of three folds, of which one trains for each that is scored.
-        t = scipy.stats.ttest_1samp(away, 0).statistic / np.sqrt(1 + len(away))
-        assert cells[5] == f"{2 * scipy.stats.t.sf(abs(t), len(away) - 1):.3g}"
-        best = max(ROWS, key=lambda row: scores[row].mean())
-        assert sum("**" in one for one in shown if f"| {emd} " in one and best in one) == 1
-    assert sum("**" in line for line in shown) == tex.count(r"\textbf{") == 2
-    assert r"FedProx \& µ\_k" in tex
-
-
-@needs_chromium
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [1300, 800])
-def test_the_report_in_a_browser_has_the_names_of_the_study(
-    done: Path, tmp_path: Path, width: int
-) -> None:
-    assert report([str(done), "--out", str(tmp_path / "report")]) == 0
-    seen = look(tmp_path / "report" / "report.html", tmp_path, width=width)
-    assert seen["width"] <= seen["window"]
-    assert not seen["asked"]
-    assert not seen["broken"]
-    assert not any(picture["outside"] for picture in seen["pictures"])
-    assert seen["titles"][0] == "Report of 2 methods with 4 settings in 2 runs"
-    cells = [title for title in seen["titles"] if title.startswith("digits")]
-    assert cells == [f"digits, emd({e}), 12 clients, 3 folds of clients" for e in (0.5, 1.4)]
-    methods = [
-        [row[0].partition(": ")[0] for row in table[1:]]
-        for table in seen["tables"]
-        if table[0][0] == "method"
-    ]
-    chosen, differences, clients, every = methods[:4]
-    assert chosen == clients == [*ROWS]
-    assert differences == [name for name in ROWS if name != "weak"]  # the study's baseline
-    assert every == [name for name in ROWS for _ in range(2)]
-    colours = [line_style(i)["color"] for i in range(len(ROWS))]
-    assert len({*colours}) == len(ROWS)
-    lines = [_hex(picture["lines"]) for picture in seen["pictures"]]
-    assert [found for found in lines if len(found) == len(ROWS)] == [colours] * len(cells)
-    tints = [found for found in lines if len(found) == len(ROWS) * 2]
-    assert [found[::2] for found in tints] == [colours] * len(cells)  # the settings of a method
-    bars = [_hex(fill for axes in picture["bars"] for fill in axes) for picture in seen["pictures"]]
-    assert [found for found in bars if found] == [colours] * len(cells)
-
-
-def _hex(colours: Iterable[str]) -> list[str]:
-    """Returns the colours of marks, of which a browser says ``rgb(63, 144, 218)`` or ``none``."""
-    found = (re.findall(r"\d+", colour) for colour in colours)
-    return ["#" + "".join(f"{int(part):02x}" for part in rgb) for rgb in found if rgb]
-
-
-@pytest.mark.parametrize("lowest", [False, True])
-def test_the_best_setting(lowest: bool) -> None:
-    scores = {"e": [np.nan, 9.0], "a": [0.1, 0.3], "b": [0.3, 0.2], "c": [0.25, 0.25], "d": None}
-    summaries = {
-        name: {"diverged": "in round 1"} if found is None else {"validation_best_per_run": found}
-        for name, found in scores.items()
-    }
-    assert best_setting(summaries, lowest=lowest) == ("a" if lowest else "b")
-    assert best_setting({"d": summaries["d"]}, lowest=lowest) is None
-    assert best_setting({"d": summaries["d"], "D": summaries["d"]}, lowest=lowest) is None
-
-
-@pytest.mark.slow
-def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None:
+def test_a_table_has_a_column_for_each_value(done: Path) -> None:
     """With the numbers of the lines; the setting has the name and the values of the file."""
-    out = shutil.copytree(done, tmp_path / "copy")
-    more = written(tmp_path, STUDY + '\n[table]\ncolumns = "emd"\n')
-    assert study.main([str(more), "--resume", str(out)]) == 0
-    found = lines_of(out)
-    assert found == lines_of(done)
-    head, _, *rows = (out / "table.md").read_text(encoding="utf-8").splitlines()[:4]
+    found = lines_of(done)
+    head, _, *rows = (done / "table.md").read_text(encoding="utf-8").splitlines()[:4]
     assert head == "| method | 0.5 | 1.4 | average rank |"
     for row, line in zip(ROWS, rows, strict=True):
         cells = [re.sub(r"[*†\\]", "", cell).strip() for cell in line.strip("|").split("|")]
@@ -229,32 +128,10 @@ def test_a_table_has_a_column_for_each_value(done: Path, tmp_path: Path) -> None
             scores = [float(e["test"]) for e in found if (e["method"], e["emd"]) == (row, emd)]
             wanted.append(f"{100 * np.mean(scores):.2f} ± {100 * np.std(scores):.2f}")
         assert cells[:3] == wanted
-    assert json.loads((out / "study.json").read_text())["columns"] == "emd"
-
-
-def test_the_test_score_is_that_of_the_round_that_validation_chose(tmp_path: Path) -> None:
-    plan = read_study(written(tmp_path, "\ufeff" + STUDY))  # as Windows' editors begin a file
-    told = (ROOT / "tests" / "folders" / "run" / "config.json").read_text(encoding="utf-8")
-    found = {
-        "validation_best_per_run": [0.5] * 6,
-        "score_validated_per_run": [0.4] * 6,
-        "score_best_per_run": [0.9] * 6,
-        "score_last_per_run": [0.3] * 6,
-        "bytes_up": 10**6,
-        "bytes_down": 2 * 10**6,
-        "rounds": 2,
-        "score": "client_accuracy",
-    }
-    texts = [text for row in plan.rows.values() for text in row]
-    (tmp_path / "config.json").write_text(told, encoding="utf-8")
-    (tmp_path / "summary.json").write_text(
-        json.dumps(dict.fromkeys(texts, found)), encoding="utf-8"
-    )
-    for row in rows_of(plan, plan.cells[0], tmp_path):
-        np.testing.assert_array_equal(row.scores, [0.4] * 6)
-        assert row.megabytes == 3
-        assert row.setting == plan.rows[row.method][0]
-        assert [run["fold"] for run in row.runs] == [0, 1, 2] * 2
+    tex = (done / "table.tex").read_text(encoding="utf-8")
+    assert sum(line.count("**") for line in rows) == 2 * tex.count(r"\textbf{")
+    assert r"FedProx \& µ\_k" in tex
+    assert json.loads((done / "study.json").read_text())["columns"] == "emd"
 
 
 @pytest.mark.parametrize(
@@ -282,6 +159,34 @@ def test_what_is_done_is_not_done_again(done: Path, capsys: pytest.CaptureFixtur
     assert table == (done / "table.md").read_bytes()
 
 
+def test_a_shard_is_every_nth_cell() -> None:
+    assert parse_study(["a.toml", "--shard", "2/3"]).shard == (2, 3)
+    for text in ("0/3", "4/3", "2", "2/0"):
+        with pytest.raises(ValueError, match="--shard: must be I/N with 1 <= I <= N"):
+            parse_study(["a.toml", "--shard", text])
+    with pytest.raises(ValueError, match="--merge is for a new folder, not for --shard"):
+        parse_study(["a.toml", "--shard", "1/2", "--merge", "."])
+
+
+@pytest.mark.slow
+def test_shards_are_merged(done: Path, tmp_path: Path) -> None:
+    """One of them lacks its cell, which runs then."""
+    shards = [tmp_path / name for name in "ab"]
+    file = str(written(tmp_path, STUDY))
+    argv = [file, "--devices", "1", "--out", str(shards[0]), "--shard", "1/2"]
+    assert study.main(argv) == 0
+    assert not (shards[0] / "results.csv").exists()
+    shutil.copytree(shards[0], shards[1])
+    shutil.rmtree(shards[1] / "cells")
+    out = tmp_path / "out"
+    assert study.main(["--merge", *map(str, shards), "--devices", "1", "--out", str(out)]) == 0
+    for name in ("results.csv", "table.md", "study.json"):
+        assert (out / name).read_bytes() == (done / name).read_bytes()
+    for cell in (out / "cells").iterdir():
+        theirs = done / "cells" / cell.name / "metrics.jsonl"
+        assert (cell / "metrics.jsonl").read_bytes() == theirs.read_bytes()
+
+
 @pytest.mark.slow
 def test_a_cell_with_fewer_rounds_goes_on(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +194,7 @@ def test_a_cell_with_fewer_rounds_goes_on(
     copy, asked = shutil.copytree(done, tmp_path / "copy"), []
     more = written(tmp_path, STUDY.replace("rounds = 2", "rounds = 3"))
 
-    def stopped(argv: list[str], watch: Any) -> int:
+    def stopped(argv: list[str]) -> int:
         asked.append(argv[-3:])
         return 2
 
@@ -345,9 +250,8 @@ def test_a_dry_run_tells_the_commands_and_runs_none(
 def test_too_few_seeds_for_a_test_are_told_before_anything_runs(tmp_path: Path) -> None:
     """Holm's correction multiplies the smallest p-value by the comparisons of a wide table."""
 
-    def plan(seeds: int, table: str = 'table = {columns = "partition"}', more: str = "") -> str:
+    def plan(seeds: int, more: str = "") -> str:
         text = f"""
-        {table}
         methods = ["fedavg", "fedprox", "scaffold", "moon"]
         [run]
         seeds = {seeds}
@@ -358,8 +262,7 @@ def test_too_few_seeds_for_a_test_are_told_before_anything_runs(tmp_path: Path) 
         return str(read_study(written(tmp_path, text)))
 
     assert plan(8).endswith("with 8 seeds: Wilcoxon's test needs 9 for 9 comparisons")
-    assert plan(5, "").endswith("with 5 seeds: Wilcoxon's test needs 6 for 1 comparison")
-    for told in (plan(9), plan(6, ""), plan(2, more='split = "clients"')):
+    for told in (plan(9), plan(2, 'split = "clients"')):
         assert "\n" not in told
 
 
@@ -375,7 +278,7 @@ def test_settings_that_go_together(tmp_path: Path) -> None:
     dataset = "diabetes"
     partition = "iid"
     """
-    plan = read_study(written(tmp_path, text))
+    plan = read_study(written(tmp_path, "\ufeff" + text))  # as Windows' editors begin a file
     assert [cell.settings for cell in plan.cells] == [
         {**one, "lr": lr}
         for one in (
@@ -406,11 +309,11 @@ def test_scores_of_several_kinds_are_named(tmp_path: Path) -> None:
     argv = [str(written(tmp_path, text)), "--devices", "1", "--out", str(out)]
     assert study.main(argv) == 0
     table = (out / "table.md").read_text(encoding="utf-8").replace("\\", "")
-    assert table.count("(accuracy %)") == table.count("(mse)") == 2
+    head, _, *rows = table.splitlines()[:4]
+    assert head == "| method | digits (accuracy) | diabetes (mse) | average rank |"
     losses = [float(line["test"]) for line in lines_of(out) if line["dataset"] == "diabetes"]
-    best = ("fedavg(lr=0.01)", "fedavg(lr=0.001)")[int(np.argmin(losses))]
-    (bold,) = (line for line in table.splitlines() if "diabetes" in line and "**" in line)
-    assert f"| {best} " in bold
+    bold = [line.split("|")[3].strip().startswith("**") for line in rows]
+    assert bold == [loss == min(losses) for loss in losses]
 
 
 @pytest.mark.slow
@@ -422,9 +325,10 @@ def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
     argv = [str(written(tmp_path, text)), "--devices", "1", "--out", str(tmp_path / "out")]
     assert study.main(argv) == 1
     table = (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
-    assert "| methods | - | diverged |" in table
-    assert "| other | fedavg(lr=0.1) | **" in table
-    assert "nan" not in table + (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
+    assert "| methods | diverged |" in table
+    results = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
+    assert "other,fedavg(lr=0.1)," in results
+    assert "nan" not in table + results
 
 
 BAD = {
@@ -527,67 +431,6 @@ def test_bad_commands(
     assert not [*tmp_path.iterdir()]
 
 
-KEYS = st.sampled_from(
-    ["rounds", "seeds", "lr", "split", "folds", "emd", "partition", "clients", "mirror", "target",
-     "patience", "lr_schedule", "optimizer", "devices", "algo", "modle", "dataset", "epochs"]
-)  # fmt: skip
-VALUES = st.one_of(
-    st.integers(-2, 40),
-    st.floats(allow_nan=True),
-    st.booleans(),
-    st.sampled_from(
-        ["clients", "holdout", "digits", "dirichlet(0.1)", "adam", "cosine", "", "--x"]
-    ),
-    st.text(max_size=5),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.dictionaries(st.text("ab", min_size=1), st.integers(), max_size=1),
-)
-METHODS = st.one_of(
-    st.sampled_from(
-        ["fedavg", "fedprox(mu=0.1|1)", "fedavg(lr=0.1|0.2)", "fedprox(mu=-1)", "radfed(", "x:y",
-         "fedavg(lr=nan)", "fedavg(epochs=1|1)"]
-    ),
-    st.text(max_size=6),
-    st.integers(),
-)  # fmt: skip
-
-
-def as_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {as_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(value).replace("NaN", "nan").replace("Infinity", "inf")
-
-
-@pytest.mark.slow
-@settings(max_examples=500, deadline=None)
-@given(
-    st.dictionaries(KEYS, VALUES, max_size=3),
-    st.dictionaries(KEYS, st.one_of(st.lists(VALUES, max_size=2), VALUES), max_size=2),
-    st.dictionaries(st.text(max_size=3), METHODS, max_size=3),
-    st.lists(st.dictionaries(KEYS, VALUES, max_size=2), max_size=2),
-)
-def test_any_file_is_a_study_or_one_line(
-    tmp_path_factory: pytest.TempPathFactory, run: Any, grid: Any, methods: Any, cells: Any
-) -> None:
-    tables = {"run": run, "grid": grid, "methods": methods}
-    text = "".join(
-        f"[{name}]\n" + "".join(f"{json.dumps(k)} = {as_toml(v)}\n" for k, v in table.items())
-        for name, table in tables.items()
-    )
-    text = f"cells = [{', '.join(map(as_toml, cells))}]\n{text}" if cells else text
-    path = written(tmp_path_factory.getbasetemp(), text)
-    try:
-        plan = read_study(path)
-    except ValueError as error:
-        if not str(error).startswith(f"{path}: "):
-            raise
-        return
-    assert len({cell.name for cell in plan.cells}) == len(plan.cells) > 0
-    assert set(plan.cells[0].config.algorithms) == {t for r in plan.rows.values() for t in r}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", ["4_2", "6_1"])
 def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
@@ -634,55 +477,3 @@ def test_studies_of_the_thesis_give_the_numbers_of_its_scripts(
     assert study.main(argv) == 0
     ours = np.array([float(line["test"]) for line in lines_of(out)]).reshape(-1, 2)
     np.testing.assert_allclose(100 * ours, [c.accuracy[-1] for c in theirs.values()])
-
-
-KILLS = int(os.environ.get("KILLS", "1"))
-
-
-@pytest.mark.slow
-def test_a_study_survives_being_killed_at_any_moment(tmp_path: Path) -> None:
-    """As often as KILLS says; its tables, records and weights are those of a run in peace."""
-    text = STUDY.replace("fedprox(mu=0, lr=0.001|0.1)", "fedavg(lr=0.1)")  # another program
-    if "KILLS" in os.environ:  # minutes
-        text = text.replace("rounds = 2", "rounds = 4").replace("mu=0.1|30", "mu=0.1|3|30")
-    else:
-        text = text.replace("seeds = 2", "seeds = 1")
-    path = written(tmp_path, text)
-    program = [sys.executable, "-c", BARE.format(command="study")]
-    more = ["--checkpoint-every", "0", "--devices", "1"]
-    began = time.monotonic()
-    whole = subprocess.run(
-        [*program, str(path), "--out", str(tmp_path / "whole"), *more],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert whole.returncode == 0, whole.stderr
-    length = time.monotonic() - began
-    rng, kills, turn = random.Random(KILLS), 0, 0
-    while kills < KILLS:
-        out, turn = tmp_path / f"killed{turn}", turn + 1
-        while True:
-            begun = (out / "study.toml").exists()
-            where = ["--resume", str(out)] if begun else [str(path), "--out", str(out)]
-            running = subprocess.Popen(
-                [*program, *where, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-            wait = length * (0.3 + 0.5 * rng.random()) if kills < KILLS else None
-            try:
-                _, err = running.communicate(timeout=wait)
-            except subprocess.TimeoutExpired:
-                running.send_signal(signal.SIGKILL)
-                running.communicate()
-                kills += 1
-                continue
-            assert running.returncode == 0, err
-            break
-        for name in ("results.csv", "table.md", "table.tex", "study.json"):
-            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-        for cell in read_study(path).cells:
-            ours, theirs = (fs.load_run(f / "cells" / cell.name) for f in (out, tmp_path / "whole"))
-            assert ours.records == theirs.records
-            for label in ours.algorithms:
-                pair = (found.variables(label) for found in (ours, theirs))
-                assert jax.tree.all(jax.tree.map(np.array_equal, *pair))

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fedjax_sim as fs
@@ -465,12 +464,3 @@ def test_only_a_new_run_downloads(
         flags = [*flags, "--dataset", name]
     err = line_of(lambda _: bench.main(flags), here, capsys)
     assert "is not ready" in err or "cannot be loaded" in err
-
-
-def test_a_text_of_a_table_is_no_formula() -> None:
-    from fedjax_sim.cli.reporting.formats import csv_cell
-
-    for text in ("=1+1", "+1", "-x", "@a", "\tx"):
-        assert csv_cell(text) == f"'{text}"
-    assert [csv_cell(v) for v in ("fedavg(lr=0.1)", -0.5, 3)] == ["fedavg(lr=0.1)", -0.5, 3]
-    assert np.isnan(csv_cell(float("nan")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
-from fedjax_sim.cli.reporting.compare import grouped, tuned
-from fedjax_sim.cli.reporting.formats import terminal
+from fedjax_sim.cli.reporting.compare import grouped, over_runs, tuned
 from fedjax_sim.cli.reporting.read import read
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import best_setting, explained, rows_of, table
+from fedjax_sim.cli.studies.results import selected
 from fedjax_sim.data import Dataset, EvalSet, eval_set, from_arrays
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -399,56 +399,6 @@ def test_a_sweep_compares_personal_models(
 # The command.
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_a_study_chooses_by_the_models_that_it_reports(own: bool, tmp_path: Path) -> None:
-    def summary(validation: float, personal: float) -> dict[str, Any]:
-        found = {
-            f"{prefix}{key}": [value + more, value + more]
-            for prefix, value in {"": validation, "personal_": personal}.items()
-            for key, more in {
-                "validation_best_per_run": 0.0, "score_validated_per_run": 0.01,
-                "score_last_per_run": 0.02,
-            }.items()
-        }  # fmt: skip
-        kept = {key: value for key, value in found.items() if own or "personal" not in key}
-        return kept | {"rounds": 2, "score": "accuracy", "bytes_up": 1, "bytes_down": 1}
-
-    file = tmp_path / "study.toml"
-    file.write_text(
-        '[run]\nsplit = "holdout"\nvalidation = 0.1\nseeds = 2\n'
-        '[methods]\nDitto = "ditto(lam=0.1|1)"\n'
-    )
-    plan = read_study(file)
-    summaries = {"ditto(lam=0.1)": summary(0.7, 0.3), "ditto(lam=1)": summary(0.6, 0.4)}
-    best = "ditto(lam=1)" if own else "ditto(lam=0.1)"
-    assert best_setting(summaries, lowest=False) == best
-    told = Path(__file__).parent / "folders" / "run" / "config.json"
-    (tmp_path / "config.json").write_text(told.read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "summary.json").write_text(json.dumps(summaries))
-    (row,) = rows_of(plan, plan.cells[0], tmp_path)
-    value = 0.4 if own else 0.7
-    assert (row.setting, row.own) == (best, own)
-    np.testing.assert_allclose(known(row.validation), value)
-    np.testing.assert_allclose(row.scores, value + 0.01)
-
-
-def test_a_study_has_no_score_of_a_model_that_lacks_the_clients_leaves(tmp_path: Path) -> None:
-    file = tmp_path / "study.toml"
-    file.write_text('methods = ["fedavg", "fedper"]\n[run]\nsplit = "official"\nseeds = 2\n')
-    plan = read_study(file)
-    summary = {"rounds": 2, "score": "accuracy", "bytes_up": 1, "bytes_down": 1}
-    summary |= {"score_last_per_run": [0.5, 0.7]}
-    told = Path(__file__).parent / "folders" / "run" / "config.json"
-    (tmp_path / "config.json").write_text(told.read_text(encoding="utf-8"), encoding="utf-8")
-    summaries = {"fedavg": summary, "fedper": summary | {"own_leaves": True}}
-    (tmp_path / "summary.json").write_text(json.dumps(summaries))
-    rows = rows_of(plan, plan.cells[0], tmp_path)
-    assert [row.text for row in rows] == ["60.00 ± 10.00", "not known"]
-    shown = terminal("", table(plan, rows), explained(rows))
-    assert re.search(r"^fedper +fedper +not known +- +- +0\.0$", shown, re.M)
-    assert "No score of fedper: some leaves stay with the clients" in shown
-
-
 def records_of(folder: Path, algorithm: str) -> dict[int, list[dict[str, Any]]]:
     """The records of each seed."""
     found: dict[int, list[dict[str, Any]]] = {}
@@ -517,6 +467,27 @@ def test_the_report_tunes_a_method_by_its_own_models(ran: Path) -> None:
             best = best_rows(records_of(ran, name), part)
             means[name] = np.mean([row[part]["client_accuracy"]["mean"] for row in best])
         assert chosen[own].algorithm == max(means, key=lambda name: means[name])
+
+
+@pytest.mark.slow
+def test_a_study_chooses_by_the_models_that_it_reports(ran: Path, tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    file.write_text(
+        '[run]\nsplit = "holdout"\nvalidation = 0.25\n'
+        '[methods]\nDitto = "ditto(lam=0.01|1)"\nFedPer = "fedper"\n'
+    )
+    plan = read_study(file)
+    shutil.copytree(ran, tmp_path / "cells" / "all")
+    (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows}))
+    summary = fs.load_run(ran).summary
+    trials = read([tmp_path]).trials
+    ditto, fedper = (known(selected([t for t in trials if t.row == row])) for row in plan.rows)
+    found = {name: np.mean(summary[name]["personal_validation_best_per_run"]) for name in summary
+             if name.startswith("ditto")}  # fmt: skip
+    for trial, setting in ((ditto, max(found, key=lambda name: found[name])), (fedper, "fedper")):
+        assert (trial.algorithm, trial.own) == (setting, True)
+        scores = known(over_runs(trial, "validated")).values.tolist()
+        assert scores == summary[setting]["personal_score_validated_per_run"]
 
 
 @pytest.mark.slow

@@ -24,24 +24,8 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli import watching
 from fedjax_sim.cli.sinks import Sending, Sink
-from fedjax_sim.cli.studies.cells import shares_done
-from fedjax_sim.cli.studies.plan import Cell, Study, read_study
-from fedjax_sim.cli.studies.progress import Progress
-from fedjax_sim.cli.watching import Forecast, Job
+from fedjax_sim.cli.watching import Forecast
 from fedjax_sim.run.progress import is_watched
-
-PLAN = """
-run = {dataset = "digits", rounds = 10}
-grid = {emd = [0.5, 1.4], lr = [0.1, 1]}
-methods = ["fedavg(momentum=0.1)", "fedavg(momentum=0.5)"]
-"""
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Study:
-    path = tmp_path / "ours.toml"
-    path.write_text(PLAN)
-    return read_study(path)
 
 
 def test_a_file_gets_a_line_a_tenth_and_a_minute(
@@ -91,78 +75,21 @@ def test_a_bar_begins_at_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None
         assert "80/100" in shown()[0]
 
 
-def forecast_of(clock: list[float], **work: float) -> Forecast:
-    return Forecast({Job("", label): size for label, size in work.items()}, lambda: clock[0])
-
-
 def test_methods_are_weighed_by_the_seconds_that_they_took() -> None:
     clock, fast = [0.0], ["fast(mu=1)", "fast(mu=2)"]
-    forecast = forecast_of(clock, **dict.fromkeys(fast, 5), slow=10, other=10)
+    work = {**dict.fromkeys(fast, 5.0), "slow": 10.0, "other": 10.0}
+    forecast = Forecast(work, lambda: clock[0])
     assert forecast.seconds is None
-    clock[0] = 1000.0  # another one was done before, which took a while to see
-    forecast.found(Job("", "slow"), 0.5, 90)  # in an earlier run: 18 s a unit
-    with forecast.program("", fast, rounds=100, done=20) as advance:
+    with forecast.program(["slow"], rounds=100, done=0) as advance:
+        clock[0] += 90
+        advance(50)  # 18 s a unit
+    with forecast.program(fast, rounds=100, done=20) as advance:
         advance(10)  # a round of the checkpoint
         clock[0] += 10
         advance(60)  # 2.5 s a unit; of the third method the mean
     assert forecast.seconds == pytest.approx(4 * 2.5 + 5 * 18 + 10 * (90 + 10) / (5 + 4))
-    forecast.ended([Job("", label) for label in (*fast, "other")])  # by a rule, or they failed
+    forecast.ended([*fast, "other"])  # by a rule, or they failed
     assert str(forecast) == "about 2 min left"
-
-
-def test_two_workers_need_half_the_time() -> None:
-    clock = [0.0]
-    forecast = forecast_of(clock, a=10, b=10)
-    for share in (0.1, 0.2):
-        clock[0] += 30
-        for label in "ab":
-            forecast.ran([Job("", label)], share, 30)
-    assert forecast.seconds == pytest.approx(240)
-
-
-def test_a_study_that_goes_on_counts_what_it_runs(plan: Study, tmp_path: Path) -> None:
-    clock = [1000.0]
-    done, begun, *rest = plan.cells
-    labels = done.config.algorithms
-
-    def records(cell: Cell, *ends: tuple[int, float], summary: str = "{}") -> Path:
-        folder = tmp_path / cell.name
-        folder.mkdir(exist_ok=True)
-        settings = {"rounds": 10, "programs": [labels]}
-        (folder / "config.json").write_text(json.dumps(settings))
-        (folder / "summary.json").write_text(summary)
-        lines = (
-            json.dumps({"algorithm": label, "round": r, "wall_seconds": s * r / end})
-            for label, (end, s) in zip(labels, ends, strict=False)
-            for r in range(1, end + 1)
-        )
-        (folder / "times.jsonl").write_text("\n".join(lines) + "\n")
-        return folder
-
-    over = json.dumps({label: {} for label in labels})  # the second one ended early
-    found = {
-        done.name: shares_done(done, records(done, (10, 100.0), (5, 100.0), summary=over)),
-        begun.name: shares_done(begun, records(begun, (4, 40.0))),
-        rest[0].name: shares_done(rest[0], tmp_path / "nothing"),
-    }
-    assert found == {
-        done.name: {labels[0]: (1.0, 50.0), labels[1]: (1.0, 50.0)},
-        begun.name: {labels[0]: (0.4, 20.0)},
-        rest[0].name: {},
-    }
-    watched = Progress(plan.cells, found, lambda: clock[0])
-    assert watched.left == ""
-    for before in (2, 4):  # it records its first rounds again
-        watched.saw(begun, shares_done(begun, records(begun, (before, 10.0 * before))))
-        assert watched.left == ""
-    clock[0] += 20
-    watched.saw(begun, shares_done(begun, records(begun, (6, 60.0))))
-    assert watched.left == ", about 9 min left"  # 20 s for 0.2 of a method, and 5.4 are left
-    watched.begins(rest[0])
-    with watched.program(labels[:1], 10, 5) as tell:
-        clock[0] += 20
-        tell(7, "")
-    assert watched.left == ", about 8 min left"  # 40 s for 0.4, and 4.7 are left
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from fedjax_sim.cli.reporting.command import SETTING, own_files, write
+from fedjax_sim.cli.reporting.command import SETTING, write
 from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import summaries
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements, terminal
@@ -71,11 +71,11 @@ class Comparison:
             folder: new, or the folder of an earlier report, which is replaced.
 
         Raises:
-            ValueError: if the folder has a file of another origin, or one that was changed.
+            ValueError: if the folder has other files, and no report.
             OSError: if a file cannot be written.
         """
         try:
-            write(self.reading, self.groups, self.wide, Path(folder), own_files(Path(folder)))
+            write(self.reading, self.groups, self.wide, Path(folder))
         except ValueError as error:
             raise ValueError(str(error).replace("--out", "folder", 1)) from error
 

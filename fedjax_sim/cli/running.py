@@ -23,7 +23,7 @@ from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
-from fedjax_sim.cli.watching import Forecast, Job, Watch
+from fedjax_sim.cli.watching import Forecast, Watch
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
@@ -142,7 +142,7 @@ def run(
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
     lost: dict[str, str] = {}
-    forecast = Forecast({Job("", name): work_of(name, config, setup) for name in config.algorithms})
+    forecast = Forecast({name: work_of(name, config, setup) for name in config.algorithms})
     waiting = [*groups]
     while waiting:
         group = waiting.pop(0)
@@ -163,7 +163,7 @@ def run(
             else:
                 results[name] = result
                 summaries[name] = summarise(name, result, config, setup, beside=len(group) - 1)
-        forecast.ended([Job("", name) for name in group])
+        forecast.ended(group)
         in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
         if folder is not None:
             head = f"{title(config, setup)}, {setup.model_name}"
@@ -244,7 +244,7 @@ def run_group(
     experiment = setup.experiment(first, config)
     with (
         watch(names, rounds, saved) as tell,
-        forecast.program("", names, rounds, saved) as advance,
+        forecast.program(names, rounds, saved) as advance,
     ):
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
         STOPPING.check(agreed)

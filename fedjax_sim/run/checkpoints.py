@@ -42,9 +42,6 @@ from fedjax_sim.run.records import Evaluations, Interval, TreeBuffer
 FINGERPRINT = 64
 """Characters of a fingerprint."""
 
-WAITING = 64 * 1024**2
-"""Bytes of models that wait for the next checkpoint; more are written before it."""
-
 
 class Checkpoints(NamedTuple):
     """Where and how often :func:`fedjax_sim.simulate` saves a run.
@@ -122,44 +119,34 @@ class Saver:
         self._done = 0 if self.saved is None else self.saved.done
         self._began = time.perf_counter() - (0.0 if self.saved is None else self.saved.seconds)
         self._at = time.perf_counter()
-        self._weights: dict[int, Arrays] = {}
-        self._in_writing: dict[int, Arrays] = {}  # models handed to the writer, until on disk
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 
     def offer(
         self, done: int, interval: Interval, evaluations: Evaluations, metrics: TreeBuffer
     ) -> None:
-        """Takes an interval, and saves the run if it is time to.
-
-        Raises:
-            CheckpointError: if the folder is gone: nothing can be saved any more.
-        """
-        if not self._folder.is_dir():
-            self._last = None  # nothing can be saved at the end
-            raise CheckpointError(f"checkpoints in {self._folder}: it was deleted or moved")
+        """Takes an interval, and saves the run if it is time to."""
         self._evaluations, self._metrics = evaluations, metrics
         self._last = done, interval
-        crowded = interval.scored is not None and self._add(done, interval)
-        self._check_writer(wait=crowded)
+        if interval.scored is not None:
+            self._add(done, interval)
+        self._check_writer()
         due = time.perf_counter() - self._at >= self._where.seconds
         if done > self._done and (due or done == self._rounds) and self._writing is None:
             self._save()
-        elif crowded:
-            self._in_writing, self._weights = self._weights, {}
-            self._writing = self._writer.submit(self._write_weights, self._in_writing)
 
-    def _add(self, done: int, interval: Interval) -> bool:
-        """Adds an evaluated interval; returns whether it is time to write kept models."""
+    def _add(self, done: int, interval: Interval) -> None:
+        """Adds an evaluated interval, and writes its model if these are kept."""
         i = len(self._interval_rounds)
         self._recorded |= pack(f"{i}.recorded", interval.recorded)
         self._interval_rounds.append(interval.rounds)
         self._scored.add(jax.tree.map(lambda a: np.asarray(a)[None], interval.scored))
-        if not self._where.weights or jax.process_index() > 0:
-            return False
-        if interval.run is not None:
-            self._weights[done] = pack(SERVER, interval.run.state.server)
-        return sum(a.nbytes for w in self._weights.values() for a in w.values()) > WAITING
+        if self._where.weights and interval.run is not None and jax.process_index() == 0:
+            model = pack(SERVER, interval.run.state.server)
+            try:
+                write_arrays(self._folder / server_file(done), {"version": VERSION}, model)
+            except OSError as error:
+                self._warn(error)
 
     def close(self) -> None:
         """Waits for the writer, and saves the newest interval if it is not on disk yet."""
@@ -191,22 +178,11 @@ class Saver:
         }
         self._at = time.perf_counter()
         if jax.process_index() == 0:
-            self._in_writing, self._weights = self._weights, {}
-            self._writing = self._writer.submit(self._write, done, about, arrays, self._in_writing)
+            self._writing = self._writer.submit(self._write, done, about, arrays)
         else:
             self._done = done
 
-    def _write_weights(self, weights: dict[int, Arrays]) -> None:
-        for done in [*weights]:
-            write_arrays(self._folder / server_file(done), {"version": VERSION}, weights[done])
-            del weights[done]
-
-    def _write(
-        self, done: int, about: Mapping[str, Any], arrays: Arrays, weights: dict[int, Arrays]
-    ) -> None:
-        if not self._folder.is_dir():
-            return  # do not make it again; the next interval ends the run
-        self._write_weights(weights)
+    def _write(self, done: int, about: Mapping[str, Any], arrays: Arrays) -> None:
         write_arrays(self._folder / f"{done:08d}.npz", about, arrays)
         self._done = done
         for old in checkpoint_paths(self._folder)[: -self._where.keep]:
@@ -221,14 +197,14 @@ class Saver:
         try:
             writing.result()
         except OSError as error:
-            if not self._folder.is_dir():
-                return
-            warnings.warn(
-                f"no checkpoint in {self._folder}: {error.strerror or error}; the run goes on",
-                CheckpointWarning,
-                stacklevel=2,
-            )
-        self._in_writing, self._weights = {}, self._in_writing | self._weights
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"no checkpoint in {self._folder}: {error.strerror or error}; the run goes on",
+            CheckpointWarning,
+            stacklevel=2,
+        )
 
     def _resumable(self, eval_every: int) -> Checkpoint | None:
         """Returns the newest whole checkpoint that a run of so many rounds passes through."""
@@ -243,14 +219,9 @@ class Saver:
             if after == self._rounds or (after % eval_every == 0 and saved.done < self._rounds):
                 return saved
         if saved is not None:
-            if saved.done == self._rounds:
-                raise CheckpointError(
-                    f"rounds must be more than the {saved.done} of {path}, which was saved between "
-                    "two evaluations"
-                )
             raise CheckpointError(
-                f"rounds cannot be {self._rounds}: the run in {self._folder} was evaluated after "
-                f"{saved.evaluated}, and would not be now, every {eval_every} rounds"
+                f"rounds cannot be {self._rounds}: the run in {self._folder} has {saved.done} and "
+                f"was evaluated after {saved.evaluated}, and now would be every {eval_every}"
             )
         return None
 
@@ -259,33 +230,8 @@ class Saver:
             raise CheckpointError(f"{path} is of version {about['version']}, not {VERSION}")
         for name, ours in self._identity.items():
             theirs = about["identity"].get(name)
-            if name == "code":
-                _check_code(path, ours, theirs)
-            elif theirs != ours:
+            if theirs != ours:
                 # Fingerprints and long texts do not help a reader.
                 long = max(len(str(theirs)), len(str(ours))) >= FINGERPRINT
                 values = "" if long else f": {theirs}, not {ours}"
                 raise CheckpointError(f"{path} is of a run with another {name}{values}")
-
-
-def _check_code(path: Path, ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> None:
-    """Warns of functions whose code has changed since a checkpoint was written.
-
-    Another Python version has other instructions for the same code, so it is not compared.
-    """
-    if theirs is None or theirs["python"] != ours["python"]:
-        return
-    compared = ["functions"]
-    if theirs.get("record") and ours["record"]:  # a run may resume without, or with one
-        compared.append("record")
-    pairs = [(theirs[part], ours[part]) for part in compared]
-    changed = {n for old, new in pairs for n in {*old, *new} if old.get(n) != new.get(n)}
-    if changed:
-        names = ", ".join(sorted(changed))
-        warnings.warn(
-            f"the code of {names} has changed since {path} was written: the rounds before it used "
-            "the old code, the rounds that follow use the new one. Start a new run to use one code "
-            "throughout",
-            CheckpointWarning,
-            stacklevel=2,
-        )

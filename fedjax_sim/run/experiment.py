@@ -135,7 +135,7 @@ class Experiment:
             provenance = Provenance.of(self.algorithm, self.data, test, seeds, rounds, devices)
             ledger, saver = Ledger(runner, provenance), None
             if checkpoints is not None:
-                saver = runner.saver(checkpoints, rounds, seeds, initial, record)
+                saver = runner.saver(checkpoints, rounds, seeds, initial)
             saved = None if saver is None else saver.saved
             ledger.began = began - (0.0 if saved is None else saved.seconds)
             intervals = runner.intervals(seeds, rounds, initial, record, on_compiled, saved)

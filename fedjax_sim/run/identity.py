@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_sim.base.parts import is_users
 from fedjax_sim.engine.execution import Execution
 
 _PLAIN = (bool, int, float, complex, str, bytes)
@@ -104,74 +103,6 @@ def _constants(code: types.CodeType) -> list[Any]:
         for constant in code.co_consts
         for item in (_constants(constant) if isinstance(constant, types.CodeType) else [constant])
     ]
-
-
-def code_digests(value: Any) -> dict[str, str]:
-    """Returns fingerprints of the code of all user functions that a value reaches, by name.
-
-    Each covers instructions, constants, and values read from modules; functions and classes read
-    from there have fingerprints of their own. They are the same in another process of the same
-    Python version.
-    """
-    found: dict[str, list[str]] = {}
-    known: dict[int, Any] = {}
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if one is None or isinstance(one, _PLAIN) or id(one) in known:
-            continue
-        known[id(one)] = one
-        kind = one if isinstance(one, type) else type(one)
-        if isinstance(one, types.FunctionType) and is_users(one.__module__):
-            read = _globals_read(one)
-            values = {name: read.pop(name) for name in [*read] if not _has_code(read[name])}
-            name = f"{one.__module__}.{one.__qualname__}"
-            found.setdefault(name, []).append(digest((_instructions(one.__code__), values)))
-            waiting += read.values()
-        elif is_users(kind.__module__):
-            waiting += _methods(kind)
-        waiting += _contents(one)
-    return {name: digest(sorted(each)) for name, each in sorted(found.items())}
-
-
-def _methods(kind: type) -> list[types.FunctionType]:
-    """Returns the methods and properties of a class and its bases in user code."""
-    found = [f for c in kind.__mro__ if is_users(c.__module__) for f in vars(c).values()]
-    functions = [getattr(f, "fget", getattr(f, "__func__", f)) for f in found]
-    return [f for f in functions if isinstance(f, types.FunctionType)]
-
-
-def _instructions(of: types.CodeType) -> list[Any]:
-    """Returns instructions, names and constants of a function and of its inner functions."""
-    inside = [_instructions(c) if isinstance(c, types.CodeType) else c for c in of.co_consts]
-    return [of.co_code, of.co_names, inside]
-
-
-def _globals_read(function: types.FunctionType) -> dict[str, Any]:
-    """Returns the globals that a function reads in its module and other user modules."""
-    names, waiting = set[str](), [function.__code__]
-    while waiting:
-        one = waiting.pop()
-        names |= {*one.co_names}
-        waiting += [c for c in one.co_consts if isinstance(c, types.CodeType)]
-    spaces = [function.__globals__]
-    for name in sorted(names & {*function.__globals__}):
-        module = function.__globals__[name]
-        if isinstance(module, types.ModuleType) and is_users(module.__name__):
-            spaces.append(vars(module))
-    return {
-        f"{space.get('__name__')}.{name}": space[name]
-        for space in spaces
-        for name in names & {*space}
-        if not isinstance(space[name], types.ModuleType)
-    }
-
-
-def _has_code(value: Any) -> bool:
-    """Returns whether a value is a function or a class, or an object of a user class."""
-    if isinstance(value, types.FunctionType | type) or hasattr(value, "__wrapped__"):
-        return True
-    return not isinstance(value, _PLAIN) and is_users(type(value).__module__)
 
 
 def _filled(cell: types.CellType) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ from fedjax_sim.run.checkpoint_files import Checkpoint, CheckpointError
 from fedjax_sim.run.checkpoints import Checkpoints, Saver
 from fedjax_sim.run.client_memory import ClientMemory
 from fedjax_sim.run.functions import Sets
-from fedjax_sim.run.identity import code_digests, digest, random_settings
+from fedjax_sim.run.identity import digest, random_settings
 from fedjax_sim.run.layout import (
     Layout,
     client_axes,
@@ -151,7 +150,6 @@ class Runner:
         rounds: int,
         seeds: Sequence[int],
         initial: Variables | None,
-        record: Callable[[FedState], PyTree] | None,
     ) -> Saver:
         """Returns the saver of a run, which has the checkpoint to resume from.
 
@@ -175,11 +173,6 @@ class Runner:
             "initial": digest(initial),
             "personal": programs.personal,
             **random_settings(),
-            "code": {
-                "python": platform.python_version_tuple()[:2],
-                "functions": code_digests((algorithm.parts.by_role(), model, programs.task)),
-                "record": code_digests(record),
-            },
         }
         if programs.per_run is not None:
             identity["points"] = [dict(settings) for settings in programs.per_run.settings]

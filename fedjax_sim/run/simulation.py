@@ -98,8 +98,8 @@ def simulate(
             ``state.client_state`` for personal models and control variates.
         checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: the run is saved there and
             resumes from the newest checkpoint in the folder, bit for bit on the same devices.
-            It warns if the code of functions has changed since. ``on_evaluation`` is also called
-            for restored evaluations. More ``rounds`` than the saved run had are run on top.
+            ``on_evaluation`` is also called for restored evaluations. More ``rounds`` than the
+            saved run had are run on top.
         stop: rule that ends the run at an evaluation before the last round, see
             :mod:`fedjax_sim.stop`; models in flight are then collected.
         progress: whether to show a progress bar; None: in a terminal or a notebook.

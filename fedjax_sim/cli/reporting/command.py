@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
+import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedjax_sim.base.words import counted
 from fedjax_sim.cli.commands import complain, plain
 from fedjax_sim.cli.flags import Parser
-from fedjax_sim.cli.loading import SavedRun
 from fedjax_sim.cli.machine import folder_name
 from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import sections, summaries
-from fedjax_sim.cli.reporting.folders import is_readable
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
 from fedjax_sim.cli.reporting.read import Reading, no_score, read
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
-LEDGER = "report.json"
+OWN_FILE = re.compile(
+    r"(report|table|wide|curves|clients|ranks|partition)(_\w+)?\.(html|md|tex|csv|svg|pdf|png)"
+)
+"""The files of a report; those of an earlier one are removed."""
 SETTING = "partition"
 """The setting whose values are the columns of ``--wide``, if there is no other."""
 
@@ -37,24 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
-        if given.wide and is_readable(Path(given.wide)):  # it stands before the folders
-            given.folders, given.wide = [given.wide, *given.folders], ""
-        if not given.folders:
-            raise ValueError("name a folder of a run or of a study: DIR")
         folders = [Path(text) for text in given.folders]
         reading = read(folders)
-        _check_alike(reading.runs)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
         setting = (
             reading.columns if given.wide is None else given.wide or reading.columns or SETTING
         )
         tables = [] if setting is None else wides(reading, setting, given.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
-        if given.out is None and out.is_symlink():
-            raise ValueError(f"{out} is a link: name the folder of the report by --out")
-        earlier = own_files(out)
         try:
-            write(reading, groups, tables, out, earlier)
+            write(reading, groups, tables, out)
         except OSError as error:
             raise ValueError(f"--out {out}: {error.strerror or error}") from error
     except (ValueError, OSError) as error:
@@ -79,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "folders",
-        nargs="*",
+        nargs="+",
         metavar="DIR",
         type=folder_name,
         help="folder of a run of fedjax_sim.bench, or of a study: all its cells that are finished",
@@ -107,39 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def own_files(out: Path) -> dict[str, str]:
-    """Returns the files of an earlier report in a folder, and their hashes.
-
-    Raises:
-        ValueError: if the path is not a folder.
-    """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    try:
-        found = json.loads((out / LEDGER).read_text(encoding="utf-8"))
-        # Names alone: what is not of the next report is taken away.
-        return {Path(name).name: str(sha) for name, sha in found["files"].items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"--out {out}: {LEDGER} is no list of a report's files") from error
-
-
-def write(
-    reading: Reading,
-    groups: Sequence[Group],
-    tables: Sequence[Wide],
-    out: Path,
-    earlier: dict[str, str],
-) -> None:
+def write(reading: Reading, groups: Sequence[Group], tables: Sequence[Wide], out: Path) -> None:
     """Writes the report in place of an earlier one; nothing before all of it is made.
 
     Raises:
-        ValueError: if the folder has a file of such a name that is another's, or was changed.
+        ValueError: if the folder has other files, and no report.
     """
-    # On the same disk, so that files move there whole.
-    near = next(path for path in out.absolute().parents if path.exists())
-    with tempfile.TemporaryDirectory(dir=near, prefix=".") as aside:
+    if out.is_dir() and any(out.iterdir()) and not (out / "report.html").exists():
+        raise ValueError(f"--out {out} has other files, and no report: name a new folder")
+    with tempfile.TemporaryDirectory() as aside:
         folder = Path(aside)
         title, found = _title(reading), sections(reading, groups, tables, folder)
         texts = {
@@ -153,37 +122,12 @@ def write(
             texts["wide.csv"] = comma_separated([row for w in tables for row in w.numbers()])
         for name, content in texts.items():
             (folder / name).write_text(content, encoding="utf-8")
-        made = {path.name: _sha(path) for path in sorted(folder.iterdir())}
-        for name in made.keys() | earlier.keys():
-            there = out / name
-            if there.exists() and earlier.get(name) != _sha(there):
-                raise ValueError(
-                    f"--out {out}: {name} is no file of an earlier report, or was changed since; "
-                    "name another folder"
-                )
-        ledger = {"written by": PROGRAM, "files": made}
-        (folder / LEDGER).write_text(json.dumps(ledger, indent=2) + "\n", encoding="utf-8")
         out.mkdir(parents=True, exist_ok=True)
-        for name in earlier.keys() - made.keys():
-            (out / name).unlink(missing_ok=True)
-        for name in (*made, LEDGER):
-            (folder / name).replace(out / name)
-
-
-def _check_alike(runs: Mapping[str, SavedRun]) -> None:
-    """Rejects tasks that cannot be compared; names the two runs."""
-    (first, one), *others = runs.items()
-    for name, other in others:
-        ours, theirs = (saved.settings["task"].partition("(")[0] for saved in (one, other))
-        if ours != theirs:
-            raise ValueError(
-                f"{first} is {ours}, and {name} is {theirs}: they must be of one task, each in a "
-                "report of its own"
-            )
-
-
-def _sha(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.iterdir():
+            if OWN_FILE.fullmatch(path.name):
+                path.unlink()
+        for path in folder.iterdir():
+            shutil.copy(path, out)
 
 
 def _title(reading: Reading) -> str:

@@ -1,4 +1,4 @@
-"""What runs come to: scores over runs, paired differences, grids of settings, the worst tenth."""
+"""What runs come to: scores over runs, paired differences, the worst tenth."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ class Group(NamedTuple):
     def label(self, trial: Trial) -> str:
         """Returns the label of a trial."""
         return self.labels[self.trials.index(trial)]
-
-
-class Grid(NamedTuple):
-    """A method under all values of two settings; the trials are by both values."""
-
-    method: str
-    names: tuple[str, str]
-    values: tuple[tuple[Any, ...], tuple[Any, ...]]
-    trials: Mapping[tuple[Any, Any], Trial]
 
 
 def over_runs(trial: Trial, moment: Moment) -> Over | None:
@@ -193,33 +184,6 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
     return best(means, key=means.__getitem__) if means else None
 
 
-def grids(trials: Sequence[Trial]) -> list[Grid]:
-    """Returns the methods whose trials are all combinations of two settings' values.
-
-    If those of all problems together are not, those of each problem may be.
-    """
-    found = []
-    for title, of in by_series(trials).items():
-        by_problem: dict[Problem, list[Trial]] = {}
-        for trial in of:
-            by_problem.setdefault(trial.problem, []).append(trial)
-        whole = _grid(title, of)
-        parts = [whole] if whole else (_grid(title, part) for part in by_problem.values())
-        found += [grid for grid in parts if grid is not None]
-    return found
-
-
-def _grid(method: str, trials: Sequence[Trial]) -> Grid | None:
-    names = [name for name in differing([t.settings for t in trials]) if name != "seeds"]
-    if len(names) != 2:
-        return None
-    at = {tuple(_hashable(t.settings.get(name)) for name in names): t for t in trials}
-    values = tuple(_in_order(key[i] for key in at) for i in (0, 1))
-    if not len(trials) == len(at) == len(values[0]) * len(values[1]):
-        return None
-    return Grid(method, (names[0], names[1]), (values[0], values[1]), at)
-
-
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the names of the settings that are not the same everywhere.
 
@@ -233,13 +197,3 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _by_key(trial: Trial, moment: Moment) -> dict[Key, float]:
     over = over_runs(trial, moment)
     return {} if over is None else dict(zip(trial.keys, over.values.tolist(), strict=False))
-
-
-def _hashable(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else repr(value)
-
-
-def _in_order(values: Iterable[Any]) -> tuple[Any, ...]:
-    distinct = dict.fromkeys(values)
-    plain = all(isinstance(value, int | float) for value in distinct)
-    return tuple(sorted(distinct) if plain else distinct)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,19 +13,17 @@ from fedjax_sim.cli.reporting.compare import (
     Group,
     decisive,
     differing,
-    grids,
-    over_runs,
     tuned,
 )
 from fedjax_sim.cli.reporting.formats import BOLD
 from fedjax_sim.cli.reporting.pictures import (
-    Drawn,
+    KINDS,
+    Picture,
     Styles,
     by_method,
     client_score,
     draw_clients,
     draw_curves,
-    draw_grid,
     draw_ranks,
     styles_of,
 )
@@ -46,19 +44,12 @@ from fedjax_sim.cli.reporting.wide import Wide
 from fedjax_sim.cli.summary import remarks
 
 
-class Embedded(NamedTuple):
-    """A picture that a run has left, and its description."""
-
-    path: Path
-    caption: str
-
-
 class Section(NamedTuple):
     """A chapter of a report, level 2, or a section of one, level 3."""
 
     title: str
     level: int
-    items: list[str | Table | Drawn | Embedded]
+    items: list[str | Table | Picture]
 
 
 def sections(
@@ -71,9 +62,7 @@ def sections(
         found.append(_of_wide(wide, folder, f"_{i}" if len(tables) > 1 else "", styles))
     for i, (group, title) in enumerate(zip(groups, titles(groups), strict=True), 1):
         found += _of_group(group, title, folder, f"_{i}" if len(groups) > 1 else "", styles)
-    if crossed := _crossed(reading, folder):
-        found.append(Section("Two settings", 2, crossed))
-    found.append(Section("Partitions", 2, _partitions(reading)))
+    found.append(Section("Partitions", 2, _partitions(reading, folder)))
     if len(reading.runs) > 1:
         found.append(Section("Settings that differ", 2, [_settings(reading)]))
     found.append(Section("How it was run", 2, _origin(reading)))
@@ -85,11 +74,10 @@ def _of_wide(wide: Wide, folder: Path, mark: str, styles: Styles) -> Section:
     items: list[Any] = [wide.note, wide.table()]
     if wide.distance is not None:
         caption = "Average ranks; a bar joins methods that Nemenyi's test does not tell apart"
-        picture = Drawn(f"ranks{mark}", caption)
         averages = dict(zip(wide.rows, wide.ranks.mean(axis=0).tolist(), strict=True))
-        for path in picture.paths(folder):
-            draw_ranks(averages, wide.distance, path, title, styles)
-        items.append(picture)
+        for kind in KINDS:
+            draw_ranks(averages, wide.distance, folder / f"ranks{mark}.{kind}", title, styles)
+        items.append(Picture(f"ranks{mark}.svg", caption))
     return Section(title, 2, items)
 
 
@@ -196,54 +184,25 @@ def _on_differences(group: Group) -> list[str]:
     return lines
 
 
-def _crossed(reading: Reading, folder: Path) -> list[Any]:
-    items: list[Any] = []
-    found = grids(reading.trials)
-    several = len({trial.problem for trial in reading.trials}) > 1
-    for i, grid in enumerate(found, 1):
-        trials = [*grid.trials.values()]
-        moment, one = decisive(trials), len({trial.problem for trial in trials}) == 1
-        title = (
-            f"{grid.method}, {trials[0].problem.title(scored=False)}"
-            if several and one
-            else grid.method
-        )
-        if all(math.isnan(o.mean) for t in trials if (o := over_runs(t, moment))):
-            items.append(f"{title}: every combination diverged.")
-            continue
-        caption = f"{title}: {moment} score by {grid.names[0]} and {grid.names[1]}"
-        picture = Drawn(f"grid_{i}" if len(found) > 1 else "grid", caption)
-        for path in picture.paths(folder):
-            draw_grid(grid, path, title)
-        items.append(picture)
-    return items
-
-
-def _partitions(reading: Reading) -> list[Any]:
+def _partitions(reading: Reading, folder: Path) -> list[Any]:
     """Returns the hash of each partition, and the pictures that runs have drawn of them."""
     owners: dict[tuple[str, str, str], list[str]] = {}
-    drawn: dict[frozenset[str], list[tuple[str, Path]]] = {}
+    drawn: dict[tuple[str, ...], Picture] = {}
     for name, run in reading.runs.items():
         settings, hashes = run.settings, run.settings["partition_hashes"]
         seeds = map(str, settings["seeds"]) if len(hashes) > 1 else ["all"]
         for key in zip(seeds, map(str, settings["partitions"]), hashes, strict=False):
             owners.setdefault(key, []).append(name)
-        found = sorted(run.folder.glob("clients.[ps][nvd][gf]"))
-        drawn.setdefault(frozenset(hashes), []).extend((name, path) for path in found)
+        for path in run.folder.glob("clients.[ps][nv]g"):
+            if tuple(hashes) not in drawn:
+                copy = f"partition_{len(drawn) + 1}{path.suffix}"
+                shutil.copy(path, folder / copy)
+                drawn[tuple(hashes)] = Picture(copy, f"Clients and their samples, of {name}")
     rows = [
         ("all" if 1 < len(names) == len(reading.runs) else ", ".join(names), *key)
         for key, names in owners.items()
     ]
-    items: list[Any] = [Table(("run", "seed", "partition", "sha256"), rows, words=True)]
-    for hashes, pictures in drawn.items():
-        if any(hashes < others for others in drawn):
-            continue
-        shown = next((p for p in pictures if p[1].suffix in (".png", ".svg")), None)
-        if shown is not None:
-            items.append(Embedded(shown[1], f"Clients and their samples, of {shown[0]}"))
-        elif pictures:
-            items.append(f"Clients and their samples: {pictures[0][1]}, which a page cannot show.")
-    return items
+    return [Table(("run", "seed", "partition", "sha256"), rows, words=True), *drawn.values()]
 
 
 def _settings(reading: Reading) -> Table | str:

@@ -30,11 +30,6 @@ def is_study(folder: Path) -> bool:
     return (folder / STUDY).exists()
 
 
-def is_readable(folder: Path) -> bool:
-    """Returns whether a folder is the folder of a study or of a run."""
-    return is_study(folder) or (folder / "config.json").exists()
-
-
 def study_of(folder: Path) -> StudyRecord:
     """Reads the record of a study."""
     path = folder / STUDY

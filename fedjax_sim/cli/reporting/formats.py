@@ -20,9 +20,6 @@ from fedjax_sim.cli.reporting.tables import (
     with_holm,
 )
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""How a cell begins that spreadsheets compute."""
-
 LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
@@ -120,19 +117,9 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
     """Writes rows as CSV, with the columns of all of them; an unknown number is empty."""
     import pandas
 
-    cells = [{csv_cell(name): csv_cell(value) for name, value in row.items()} for row in rows]
-    frame = pandas.DataFrame(cells, dtype=object)  # integers stay integers beside unknown ones
+    frame = pandas.DataFrame(rows, dtype=object)  # integers stay integers beside unknown ones
     text: str = frame.to_csv(index=False, lineterminator="\n")
     return text
-
-
-def csv_cell(value: Any) -> Any:
-    """Returns a cell of a CSV file; a text that a spreadsheet would compute has a quote before it.
-
-    >>> csv_cell("=1+1"), csv_cell("fedavg"), csv_cell(-0.5)
-    ("'=1+1", 'fedavg', -0.5)
-    """
-    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def measurements(group: Group) -> Iterator[dict[str, Any]]:

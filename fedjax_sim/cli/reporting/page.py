@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedjax_sim.cli.reporting.contents import Embedded, Section
+from fedjax_sim.cli.reporting.contents import Section
 from fedjax_sim.cli.reporting.formats import markdown, plain
-from fedjax_sim.cli.reporting.pictures import Drawn
+from fedjax_sim.cli.reporting.pictures import Picture
 from fedjax_sim.cli.reporting.tables import Best, Second, Table
 
 GENERATOR = "fedjax_sim.report"
@@ -35,8 +34,7 @@ th:first-child, td:first-child { padding-left: 0.25rem; white-space: normal; min
 thead th { border-bottom: 1px solid var(--faint); color: var(--faint); font-weight: 500; }
 tbody tr:nth-child(even) { background: var(--band); }
 figure { margin: 1.25rem 0; break-inside: avoid; }
-figure svg { display: block; width: 100%; height: auto; color: var(--ink); fill: currentColor; }
-figure img { display: block; max-width: min(100%, 44rem); background: #fff; border-radius: 4px; }
+figure img { display: block; max-width: 100%; background: #fff; border-radius: 4px; }
 figcaption { color: var(--faint); font-size: 0.85rem; margin-top: 0.35rem; }
 @media print { body { max-width: none; padding: 0; font-size: 10pt; }
   .wide { overflow: visible; } tr { break-inside: avoid; } h2, h3 { break-after: avoid; }
@@ -77,29 +75,22 @@ def fragment(items: Iterable[str | Table]) -> str:
 
 def _add(to: ET.Element, tag: str, text: str = "", **attributes: str) -> ET.Element:
     element = ET.SubElement(to, tag, attributes)
-    element.text = _visible(text)
+    element.text = text
     return element
 
 
-def _visible(text: str) -> str:
-    """Replaces the control characters that a page must not have."""
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", text)
-
-
-def _item(item: str | Table | Drawn | Embedded, folder: Path) -> ET.Element:
+def _item(item: str | Table | Picture, folder: Path) -> ET.Element:
     if isinstance(item, str):
         paragraph = ET.Element("p")
-        paragraph.text = _visible(item)
+        paragraph.text = item
         return paragraph
     if isinstance(item, Table):
         return _table(item)
     figure = ET.Element("figure")
-    if isinstance(item, Drawn):
-        figure.append(_inline((folder / f"{item.name}.svg").read_bytes(), item.name, item.caption))
-    else:
-        kind = MEDIA[item.path.suffix]
-        content = base64.b64encode(item.path.read_bytes()).decode("ascii")
-        _add(figure, "img", src=f"data:{kind};base64,{content}", alt=_visible(item.caption))
+    path = folder / item.name
+    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    source = f"data:{MEDIA[path.suffix]};base64,{content}"
+    _add(figure, "img", src=source, alt=item.caption)
     _add(figure, "figcaption", item.caption)
     return figure
 
@@ -120,45 +111,8 @@ def _table(table: Table) -> ET.Element:
             if mark := {Best: "strong", Second: "u"}.get(type(cell)):
                 _add(within, mark, cell)
             else:
-                within.text = _visible(cell)
+                within.text = cell
     return around
-
-
-def _inline(content: bytes, name: str, caption: str) -> ET.Element:
-    """Returns a picture of matplotlib as an element of a page, in the page's colours.
-
-    Its ids get a prefix, as those of two pictures may be the same.
-    """
-    picture = ET.fromstring(content)
-    for parent in picture.iter():
-        for child in [c for c in parent if c.tag.endswith("}metadata")]:
-            parent.remove(child)
-    for element in picture.iter():
-        element.tag = _local(element.tag)
-        attributes = {_local(k): v for k, v in element.attrib.items()}
-        element.attrib.clear()
-        for key, value in attributes.items():
-            if key == "id":
-                value = f"{name}-{value}"
-            elif key == "href" and value.startswith("#"):
-                value = f"#{name}-{value[1:]}"
-            value = re.sub(r"url\(#", f"url(#{name}-", value)
-            # White is the paper, and black the ink.
-            value = re.sub(r"(fill|stroke): #ffffff", r"\1: none", value)
-            element.set(key, re.sub(r"#000000", "currentColor", value))
-        if element.tag == "style":
-            element.text = ""
-    width = picture.attrib.pop("width")
-    for key in ("height", "version"):
-        picture.attrib.pop(key, None)
-    picture.set("style", f"max-width: calc(1.35 * {width}); stroke-linejoin: round")
-    picture.set("role", "img")
-    picture.set("aria-label", _visible(caption))
-    return picture
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
 
 
 def text(title: str, sections: Sequence[Section]) -> str:
@@ -175,6 +129,4 @@ def _markdown(item: Any) -> str:
         return plain(item)
     if isinstance(item, Table):
         return markdown(item)
-    if isinstance(item, Drawn):
-        return f"![{plain(item.caption)}]({item.name}.svg)"
-    return plain(f"{item.caption}: {item.path}")
+    return f"![{plain(item.caption)}]({item.name})"

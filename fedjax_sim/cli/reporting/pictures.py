@@ -1,4 +1,4 @@
-"""The pictures of a report: curves, the clients' scores, grids of settings."""
+"""The pictures of a report: curves, the clients' scores, ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_sim.base import Metric
 from fedjax_sim.cli.curves import Curve, draw_series
-from fedjax_sim.cli.report import digits
-from fedjax_sim.cli.reporting.compare import Grid, Group, decisive, over_runs, worst_tenth
+from fedjax_sim.cli.reporting.compare import Group, over_runs, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS, Trial
 from fedjax_sim.cli.reporting.statistics import cliques
 from fedjax_sim.partition.pictures import COLOURS, WIDTH, line_style, literal, picture
@@ -30,15 +28,15 @@ POINTS = 500
 """Evaluations that a curve shows at most, evenly spread."""
 
 
-class Drawn(NamedTuple):
-    """A picture of a report: the stem of its .svg and .pdf files, and its description."""
+KINDS = ("svg", "pdf")
+"""The files of a picture that a report draws; its pages show the first."""
+
+
+class Picture(NamedTuple):
+    """A picture of a report: the name of its file in the report's folder, and its description."""
 
     name: str
     caption: str
-
-    def paths(self, folder: Path) -> list[Path]:
-        """Returns the paths of its files in a folder."""
-        return [folder / f"{self.name}.{kind}" for kind in ("svg", "pdf")]
 
 
 Styles = Mapping[str, Mapping[str, Any]]
@@ -76,7 +74,7 @@ def by_method(group: Group, styles: Styles) -> Styles:
 
 def draw_curves(
     group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
-) -> list[Drawn]:
+) -> list[Picture]:
     """Draws the curves of a group; ``mark`` ends the names of the files.
 
     Styles are those of :func:`styles_of`; a missing one is chosen by the place.
@@ -90,25 +88,25 @@ def draw_curves(
         lines = [line for line in lines if len(line.rounds)]
         if lines:
             score, metric, head = trials[0].score, trials[0].metric, _fit(title, 100)
-            found = Drawn(f"curves{mark}{part}", CURVES)
-            for path in found.paths(folder):
-                draw_series(lines, path, score, metric, head)
-            drawn.append(found)
+            stem = f"curves{mark}{part}"
+            for kind in KINDS:
+                draw_series(lines, folder / f"{stem}.{kind}", score, metric, head)
+            drawn.append(Picture(f"{stem}.svg", CURVES))
     return drawn
 
 
 def draw_clients(
     group: Group, folder: Path, mark: str, title: str, styles: Styles = MappingProxyType({})
-) -> list[Drawn]:
+) -> list[Picture]:
     """Draws the scores of a group's clients; the arguments are as in :func:`draw_curves`."""
     drawn = []
     for part, labels, trials in _parts(group):
         shown = [(label, t) for label, t in zip(labels, trials, strict=True) if worst_tenth(t)]
         if shown:
-            found = Drawn(f"clients{mark}{part}", "Clients by their score after the last round")
-            for path in found.paths(folder):
-                draw_histograms(shown, path, _fit(title, 100), styles)
-            drawn.append(found)
+            stem = f"clients{mark}{part}"
+            for kind in KINDS:
+                draw_histograms(shown, folder / f"{stem}.{kind}", _fit(title, 100), styles)
+            drawn.append(Picture(f"{stem}.svg", "Clients by their score after the last round"))
     return drawn
 
 
@@ -194,39 +192,6 @@ def _known(trial: Trial) -> Any:
     return values[~np.isnan(values)]
 
 
-def draw_grid(grid: Grid, path: Path, title: str) -> None:
-    """Draws a method's score by two settings; what diverged is blank, and says so."""
-    moment = decisive(grid.trials.values())
-    metric = next(iter(grid.trials.values())).metric
-    across, down = grid.values[1], grid.values[0]
-    cells = [[over_runs(grid.trials[a, b], moment) for b in across] for a in down]
-    means = np.array([[math.nan if c is None else c.mean for c in row] for row in cells])
-    means = 100 * means if metric.percent else means
-    width = min(WIDTH, 1.6 + 0.75 * len(across))
-    with picture(path, max(width, 3.2), 1.3 + 0.34 * len(down), title) as figure:
-        axis = figure.subplots()
-        lost = "diverged" if len(across) <= 8 else "div."
-        image = axis.imshow(means, cmap="cividis", aspect="auto")
-        low, high = (np.nanmin(means), np.nanmax(means)) if np.isfinite(means).any() else (0, 0)
-        for i, j in np.ndindex(means.shape):
-            known = math.isfinite(means[i, j])
-            text = _short(float(means[i, j]), metric) if known else lost
-            dark = known and means[i, j] < (low + high) / 2
-            axis.text(j, i, text, ha="center", va="center", fontsize=7,
-                      color="#f7f7f7" if dark else "#111111" if known else "#888888")  # fmt: skip
-        names = [literal(_fit(str(v), 30)) for v in across]
-        turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if max(map(len, names)) > 9 else {}
-        axis.set_xticks(range(len(across)), names, **turned)
-        axis.set_yticks(range(len(down)), [literal(_fit(str(v), 30)) for v in down])
-        axis.set_xlabel(literal(grid.names[1]))
-        axis.set_ylabel(literal(grid.names[0]))
-        for spine in axis.spines.values():
-            spine.set_visible(False)
-        if high > low:
-            bar = figure.colorbar(image, label=moment + " (%)" * metric.percent)
-            bar.outline.set_visible(False)
-
-
 def draw_ranks(
     averages: Mapping[str, float], distance: float, path: Path, title: str, styles: Styles
 ) -> None:
@@ -262,7 +227,3 @@ def draw_ranks(
             text = f"{literal(_fit(name, 28))} ({ranked[i]:.2f})"
             axis.text(side + (-0.06 if left else 0.06), y, text, va="center",
                       ha="right" if left else "left", fontsize=7)  # fmt: skip
-
-
-def _short(value: float, metric: Metric) -> str:
-    return f"{value:.1f}" if metric.percent else digits(value)

@@ -279,13 +279,12 @@ def _wide(
                 )
             found[entry] = trial
     rows = [*dict.fromkeys(row for row, _ in found)]
-    names = {f"{t.label} [{t.run}]": row for (row, _), t in found.items()}
-    names |= {t.label: row for (row, _), t in found.items()}
-    names |= {t.algorithm: row for (row, _), t in reversed(found.items())}
-    names |= {row: row for row in rows}
-    baseline = names.get(wanted or "") or next(
-        (row for (row, _), t in found.items() if wanted in (t.method, t.plain)), rows[0]
+    named = (
+        row
+        for (row, _), t in found.items()
+        if wanted in (f"{t.label} [{t.run}]", t.label, t.algorithm, t.method, t.plain)
     )
+    baseline = wanted if wanted in rows else next(named, rows[0])
     return Wide(title, setting, rows, every, found, baseline, moment)
 
 

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from fedjax_sim.cli.flags import Parser, flag
 from fedjax_sim.cli.machine import Machine, folder_name
 from fedjax_sim.cli.resuming import add_trust
-from fedjax_sim.cli.studies.executors import FORMS, known_executor
 from fedjax_sim.cli.studies.plan import SETTINGS
 
 PROGRAM = "fedjax_sim.study"
-FILE, LOGS = "study.toml", "logs"
+FILE = "study.toml"
 NOT_OF_A_STUDY = (
     "out", "or_resume", "resume", "distributed", "checkpoints", "dry_run", "json"
 )  # fmt: skip
@@ -33,7 +32,6 @@ class Asked(NamedTuple):
         named: whether the user chose a new folder's name; a default that is taken gets a suffix.
         dry_run: whether the command only prints what would run.
         trust: the modules that names in the file and the folder may import.
-        executor: the text of what runs the cells; None for this process.
         shard: I and N: every N-th cell runs, from the I-th on.
         merged: folders whose cells are copied.
         machine: arguments for every run.
@@ -45,7 +43,6 @@ class Asked(NamedTuple):
     named: bool
     dry_run: bool
     trust: tuple[str, ...]
-    executor: str | None
     shard: tuple[int, int]
     merged: tuple[Path, ...]
     machine: tuple[str, ...]
@@ -87,18 +84,12 @@ def parse_study(argv: Sequence[str]) -> Asked:
         help="if --out has this study already, go on with it as --resume does",
     )
     parser.add_argument(
-        "--executor",
-        metavar="TEXT",
-        type=known_executor,
-        help=f"run the cells by one of {', '.join(FORMS)}, or package.module:function(text), see "
-        "docs/devices.md (default: one after the other in this process)",
-    )
-    parser.add_argument(
         "--shard",
         metavar="I/N",
         type=_shard,
         default=(1, 1),
-        help="run only the cells I, I + N, I + 2 N, ..., in a separate folder: for job arrays",
+        help="run only the cells I, I + N, I + 2 N, ..., in a separate folder: for job arrays, or "
+        "several processes on one machine",
     )
     parser.add_argument(
         "--merge",
@@ -150,7 +141,6 @@ def parse_study(argv: Sequence[str]) -> Asked:
         named=given.out is not None,
         dry_run=given.dry_run,
         trust=tuple(given.trust),
-        executor=given.executor,
         shard=given.shard,
         merged=merged,
         machine=_machine(vars(given)),

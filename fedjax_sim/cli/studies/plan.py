@@ -65,14 +65,13 @@ class Study(NamedTuple):
         rows: the settings of each row of the table; the best one is chosen.
         baseline: the row that the others are compared with.
         cells: one for each combination of the grid.
-        across: the setting whose values are the columns of the table; None for a table with a line
-            for each method and cell.
+        across: the setting whose values are the columns of the table.
     """
 
     rows: Mapping[str, tuple[str, ...]]
     baseline: str
     cells: tuple[Cell, ...]
-    across: str | None
+    across: str
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -91,10 +90,8 @@ class Study(NamedTuple):
         """Returns a line if so few seeds cannot make a difference significant; else nothing."""
         seeds = min(len(cell.config.experiment.seeds) for cell in self.cells)
         several = len(self.rows) > 1 and all(c.config.scores.folds is None for c in self.cells)
-        tests = 1
-        if self.across is not None:
-            columns = {repr(cell.settings.get(self.across)) for cell in self.cells}
-            tests = (len(self.rows) - 1) * len(columns)
+        columns = {repr(cell.settings.get(self.across)) for cell in self.cells}
+        tests = (len(self.rows) - 1) * len(columns)
         needed = next(n for n in itertools.count(2) if tests * 2.0 ** (1 - n) < LEVEL)
         if not several or seeds >= needed:
             return ""
@@ -110,7 +107,7 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     It is a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with a
     list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a list of
     texts); with an array of tables ``cells`` (settings that go together), ``baseline``, a row, and
-    ``table``, with ``columns``, a setting of ``grid`` or ``cells``.
+    ``table``, with ``columns``, a setting of ``grid`` or ``cells`` (by default the first one).
 
     Raises:
         ValueError: if the file cannot be read or means no study; begins with the file, and names
@@ -170,13 +167,14 @@ def _study(given: Mapping[str, Any]) -> Study:
         raise ValueError("cells must differ from each other")
     if len({cell.name for cell in found}) < len(found):  # they differ in signs that no name has
         found = [cell._replace(name=f"{i}-{cell.name}") for i, cell in enumerate(found, 1)]
-    study = Study(rows, baseline, tuple(found), None)
-    return study._replace(across=_across(given.get("table"), study.columns))
+    study = Study(rows, baseline, tuple(found), "dataset")
+    if "table" in given:
+        return study._replace(across=_across(given["table"], study.columns))
+    every = (key for key in study.columns if all(key in cell.settings for cell in found))
+    return study._replace(across=next(every, study.across))
 
 
-def _across(table: Any, known: Sequence[str]) -> str | None:
-    if table is None:
-        return None
+def _across(table: Any, known: Sequence[str]) -> str:
     if not isinstance(table, Mapping):
         raise ValueError(f'table must be a table, [table], with columns = "NAME", got {table!r}')
     _check_keys("table.", table, ("columns",))
