@@ -757,10 +757,6 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: clock.diurnal(0.5, math.inf),
         "period must be a whole number of seconds from 1, got inf",
     ),
-    "late": (
-        lambda: clock.simulated(1, late="wait"),  # type: ignore[arg-type]
-        "late must be 'drop' or 'partial', got 'wait'",
-    ),
     "late alone": (
         lambda: clock.simulated(1, late="partial"), "late='partial' needs a deadline",
     ),

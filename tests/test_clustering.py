@@ -464,17 +464,12 @@ def test_clusters_and_wandering_models_compose(
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "clusters": (lambda: clustering.ifca(0, None), "clusters must be at least 1, got 0"),  # type: ignore[arg-type]
     "zero": (lambda: clusters("angle", limit=0), "above 0 and at most 180 degrees, got 0"),
     "wide": (lambda: clusters("angle", limit=181), "above 0 and at most 180 degrees, got 181"),
     "negative": (lambda: clusters("distance", limit=-1), "limit must be above 0, got -1"),
     "none": (
         lambda: clustering.dynamic(None, "distance", 3, None),  # type: ignore[arg-type]
         "limit must be above 0, got None",
-    ),
-    "by": (
-        lambda: clustering.dynamic(1, "cosine", 3, None),  # type: ignore[arg-type]
-        "by must be 'angle' or 'distance', got 'cosine'",
     ),
 }
 

@@ -1301,9 +1301,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"finish": fs.finish.calibrated}, "finish must be a Finish, got the class calibrated"
     ),
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
-    "evaluated": (
-        delayed(evaluated="mean"), "evaluated must be 'server' or 'in_flight', got 'me",
-    ),
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
     ),

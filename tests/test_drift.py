@@ -668,9 +668,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             *(local_of(net).change(shared=terms.past_models()) for _ in range(2))
         ), "client_momentum and past_models follow the server's step",
     ),
-    "distance": (
-        lambda net: made("feddisco", net, discrepancy="l1"), "distance must be 'kl' or 'l2', got",
-    ),
     "what the clients say is not private": (
         lambda net: algorithms.dp_fedavg(local_of(net), clients_per_round=4).replace(
             preaggregation=(

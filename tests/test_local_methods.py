@@ -697,7 +697,6 @@ def test_fednova_takes_an_optimiser_that_remembers_nothing() -> None:
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
-    "option": (lambda: corrections.scaffold(3), "option must be 1 or 2, got 3"),  # type: ignore[arg-type]
     "epochs": (
         lambda: on_bowls(epochs=math.inf),
         "above 0 and at most 10000, got inf",
@@ -807,10 +806,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "mu of nova": (lambda: nova(mu=10), "mu must be at least 0 and below 1 / lr = 10, got 10"),
     "both": (lambda: nova(mu=1, momentum=0.9), "mu must be 0 with momentum"),
-    "variant": (
-        lambda: fedadam(on_bowls(), clients_per_round=1, variant="flower"),  # type: ignore[arg-type]
-        "variant must be 'reddi' or 'optax', got 'flower'",
-    ),
     "v0 of optax": (
         lambda: fedyogi(on_bowls(), clients_per_round=1, variant="optax", v0=0.1),
         "v0 must be None with variant 'optax', got 0.1",

@@ -503,17 +503,9 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda local: radfed(local, clients_per_round=3, active_clients=4),
         "active_clients must be in 1..3, got 4",
     ),
-    "optimizer": (
-        lambda local: radfeda(local, clients_per_round=3, server_optimizer="sgd"),  # type: ignore[arg-type]
-        "server_optimizer must be one of adagrad, adam, yogi, got 'sgd'",
-    ),
     "peers": (
         lambda local: diagnostics.central_divergence(local.change(peers=True)),
         "local must do without the other clients' samples for the centralised twin",
-    ),
-    "initial": (
-        lambda _: selection.importance(no_score, initial="zeros"),  # type: ignore[arg-type]
-        "initial must be 'gradient' or 'ones', got 'zeros'",
     ),
     "sticky": (
         lambda _: selection.uniform(sticky=True, active=2),
@@ -523,19 +515,11 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: drawn(selection.uniform(active=3), jnp.ones(5), 2, 1),
         "active must be at most the 2 slots, got 3",
     ),
-    "kind": (
-        lambda _: squared_gradient(no_objective, 4, "client"),  # type: ignore[arg-type]
-        "kind must be 'minibatch' or 'sample', got 'client'",
-    ),
     "unreported": (
         lambda _: selection.importance(no_score).update(jnp.ones(2), jnp.array([0]), reports(1)),
         "local must report its clients' importance",
     ),
 }
-
-
-def no_objective(*_: Any) -> Any:
-    raise AssertionError("not asked for")
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -204,8 +204,6 @@ def gossip(
     SGD via matching decomposition sampling", 2019 <https://arxiv.org/abs/1905.09435>, for activity,
     and for the order used here: the averaged model is trained, for a whole local update.
     """
-    if topology not in GRAPHS:
-        raise ValueError(f"topology must be one of {', '.join(GRAPHS)}, got {topology!r}")
     return compose(
         local,
         clients_per_round,

@@ -236,8 +236,6 @@ def fedyogi(
 
 def _is_optax(variant: Variant, v0: float | None) -> bool:
     """Checks the settings of an adaptive server optimiser; returns whether it is optax's own."""
-    if variant not in ("reddi", "optax"):
-        raise ValueError(f"variant must be 'reddi' or 'optax', got {variant!r}")
     if variant == "optax" and v0 is not None:
         raise ValueError(f"v0 must be None with variant 'optax', got {v0}")
     return variant == "optax"

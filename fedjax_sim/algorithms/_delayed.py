@@ -78,8 +78,6 @@ def phase_shift(
         ... ).round_factor
         1.6
     """
-    if mode not in ("communication", "epochs"):
-        raise ValueError(f"mode must be 'communication' or 'epochs', got {mode!r}")
     round_factor = 2 * phases / (phases + 1) if mode == "epochs" else 1.0
     return compose(
         local.change(epochs=np.divide(local.epochs, round_factor).tolist()),
@@ -192,8 +190,6 @@ def _server_step(
     """Returns a step of length alpha, or an adaptive optimiser on it."""
     if name is None:
         return server.mix(alpha)
-    if name not in ADAPTIVE:
-        raise ValueError(f"server_optimizer must be one of {', '.join(ADAPTIVE)}, got {name!r}")
     if name == "adagrad":
         del settings["beta2"]
     return server.optimizer(optax.chain(optax.scale(alpha), ADAPTIVE[name](server_lr, **settings)))

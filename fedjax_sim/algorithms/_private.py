@@ -6,6 +6,7 @@ from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation, Share
 from fedjax_sim.plan import selection
+from fedjax_sim.privacy import Sampling
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
@@ -22,7 +23,7 @@ def dp_fedavg(
     quantile: Share | None = None,
     clip_lr: Finite = 0.2,
     count_noise: float | None = None,
-    sampling: privacy.Sampling = "poisson",
+    sampling: Sampling = "poisson",
 ) -> Algorithm:
     r"""DP-FedAvg: clipped updates, Gaussian noise and a fixed denominator.
 
@@ -76,8 +77,6 @@ def dp_fedavg(
         >>> round(spent, 2)
         1.04
     """
-    if sampling not in ("poisson", "fixed"):
-        raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
     if quantile is None and count_noise is not None:
         raise ValueError(f"count_noise must be None without a quantile, got {count_noise}")
     private = (

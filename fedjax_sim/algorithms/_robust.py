@@ -169,8 +169,6 @@ def robust(
         >>> problem.accuracy(attacked, rounds=3) > 0.8  # aggregated by the mean: 0.2
         True
     """
-    if mixing not in (None, "nearest", "buckets"):
-        raise ValueError(f"mixing must be 'nearest', 'buckets' or None, got {mixing!r}")
     malicious = byzantine
     if mixing == "buckets":
         malicious = byzantine * bucket_size  # of the buckets
@@ -188,8 +186,6 @@ def robust(
         "multi_krum": lambda: aggregators.multi_krum(malicious),
         "caf": lambda: aggregators.caf(malicious),
     }
-    if aggregator not in rules:
-        raise ValueError(f"aggregator must be one of {', '.join(rules)}, got {aggregator!r}")
     mixed: tuple[PreAggregation, ...] = ()
     if mixing == "nearest":
         mixed = (preaggregation.nearest_neighbour_mixing(byzantine),)

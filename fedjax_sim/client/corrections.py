@@ -199,10 +199,6 @@ class scaffold(Correction):
 
     option: Option = 2
 
-    def __post_init__(self) -> None:
-        if self.option not in (1, 2):
-            raise ValueError(f"option must be 1 or 2, got {self.option!r}")
-
     @property
     def path(self) -> bool:
         return self.option == 2

@@ -160,15 +160,6 @@ class local_sgd(SGD):
         own = own_settings.checked(*given, self.batch_size)
         for name, values in zip(("epochs", "rate_by_client", "batch_by_client"), own, strict=True):
             object.__setattr__(self, name, values)
-        if self.last_batch not in ("keep", "drop", "refill"):
-            raise ValueError(
-                f"last_batch must be 'keep', 'drop' or 'refill', got {self.last_batch!r}"
-            )
-        if self.optimizer_state not in ("reset", "keep", "average"):
-            raise ValueError(
-                "optimizer_state must be 'reset', 'keep' or 'average', got "
-                f"{self.optimizer_state!r}"
-            )
         if self.rate_by_round is not None and not callable(self.rate_by_round):
             raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
         roles: dict[str, type] = {"memory": Memory, "shared": Shared, "companion": Companion}

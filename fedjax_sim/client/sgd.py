@@ -60,6 +60,9 @@ from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 from fedjax_sim.privacy import dp_sgd
 
+LastBatch = Literal["keep", "drop", "refill"]
+OptimizerState = Literal["reset", "keep", "average"]
+
 
 class SGD(LocalUpdate):
     """The settings of :class:`fedjax_sim.local.local_sgd` and the training by them."""
@@ -68,10 +71,10 @@ class SGD(LocalUpdate):
     optimizer: optax.GradientTransformation
     batch_size: Count = 16
     epochs: float | Sequence[float] = 1.0
-    last_batch: Literal["keep", "drop", "refill"] = "keep"
+    last_batch: LastBatch = "keep"
     _: dataclasses.KW_ONLY
     max_steps: Count | None = None
-    optimizer_state: Literal["reset", "keep", "average"] = "reset"
+    optimizer_state: OptimizerState = "reset"
     corrections: Sequence[Correction] = ()
     transforms: Sequence[Transform] = ()
     peers: bool = False
@@ -133,11 +136,6 @@ class SGD(LocalUpdate):
         if self.trained is None:
             return lambda params: params
         return functools.partial(tree.only, self.trained(variables).params)
-
-    def _filled(self, grads: PyTree, params: PyTree) -> PyTree:
-        if self.trained is None:
-            return grads
-        return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
 
     def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         for i, change in enumerate(self.transforms):
@@ -228,7 +226,7 @@ class SGD(LocalUpdate):
         context = context._replace(key=stream(plan.key, Epoch.STEP, b))
         progress = widened(progress, visit.variables)
         params, state = progress.variables
-        chosen = self._chosen(progress.variables)
+        chosen, zeros = self._chosen(progress.variables), jax.tree.map(jnp.zeros_like, params)
         own_size = own_settings.of_client(self.batch_by_client, visit.client.id)
         size, refill = self.batch_size, self.last_batch == "refill"
         samples = minibatch(context.client, plan.order, b, size, refill=refill, own=own_size)
@@ -245,7 +243,7 @@ class SGD(LocalUpdate):
 
         def changed(grads: PyTree, some: PyTree) -> PyTree:
             there = tree.filled(some, params)
-            grads = self._filled(grads, there)
+            grads = tree.filled(grads, zeros)
             return chosen(corrected(self.corrections, grads, there, context, states, start))
 
         private = None
@@ -256,7 +254,7 @@ class SGD(LocalUpdate):
         taken = step(objective, *old, corrected=changed, private=private)
         path, companion, loss = progress.path, progress.companion, progress.loss
         if path is not None:
-            path = jax.tree.map(jnp.add, path, self._filled(taken.gradient, params))
+            path = jax.tree.map(jnp.add, path, tree.filled(taken.gradient, zeros))
         count = jnp.sum(samples.mask, dtype=jnp.int32) if private is None else private.samples
         loss = loss + taken.loss.astype(loss.dtype) * count.astype(loss.dtype)
         if self.companion is not None:

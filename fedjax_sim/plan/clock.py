@@ -70,8 +70,6 @@ class _Rounds(Clock):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.late not in ("drop", "partial"):
-            raise ValueError(f"late must be 'drop' or 'partial', got {self.late!r}")
         if self.late == "partial" and self.deadline is None:
             raise ValueError("late='partial' needs a deadline, which clients stop in time for")
 
