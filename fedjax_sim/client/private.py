@@ -14,7 +14,7 @@ from fedjax_sim.client.sgd import SGD
 from fedjax_sim.engine.reading import without_dead_code
 from fedjax_sim.privacy import dp_sgd
 
-ABSENT = "batch_by_client", "companion", "inexactness", "memory", "shared", "steps", "until"
+ABSENT = "companion", "inexactness", "memory", "shared", "steps", "until"
 """Settings that must be None."""
 
 
