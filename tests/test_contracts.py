@@ -1625,7 +1625,7 @@ def marked() -> LocalUpdate:
 
 WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
     "in_turn": lambda local: fs.local.in_turn(local),
-    "ditto": lambda local: fs.local.ditto(local, 0.1, own=local),
+    "ditto": lambda local: fs.local.ditto(local, 0.1),
     "adaptive_start": lambda local: fs.personal.adaptive_start(
         local, risk(), fs.leaves.head(net())
     ),

@@ -246,16 +246,6 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.local.in_turn(update(epochs=[1, 2]), update(epochs=[1, 2, 3])),
         "in_turn must be of local updates with settings for the same clients, got 2 and 3",
     ),
-    "another model's": (
-        lambda: fs.local.ditto(update(epochs=[1, 2]), 0.1, update(epochs=[1, 2, 3])),
-        "own must have settings for the same clients as local, got 3 and 2 clients",
-    ),
-    "another model's clients": (
-        lambda: fs.fedavg(
-            fs.local.ditto(update(), 0.1, update(epochs=[1, 2])), clients_per_round=2
-        ).init(jax.random.key(0), MODEL.init(jax.random.key(0)), make_federation().data),
-        "must have a number for each of the 8 clients, got 2",
-    ),
     "drawn steps": (
         lambda: update(steps=fs.local.geometric(0.5), stragglers=0.5),
         "stragglers must be 0 if steps are drawn, got 0.5",
