@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -386,22 +384,3 @@ def test_a_test_set_of_other_clients_is_refused(
             algorithm, models["logistic"], federation.data, federation.test,
             rounds=1, classes=3, personal=True,
         )  # fmt: skip
-
-
-ERRORS: dict[str, tuple[Callable[[LocalUpdate], Any], str]] = {
-    "epochs": (
-        lambda local: fine_tuned(local, clients_per_round=2, fine_tuning_epochs=0),
-        "fine_tuning_epochs must be positive, got 0",
-    ),
-    "stored": (
-        lambda local: personal.stored()(None, None, None, ((), ())),  # type: ignore[arg-type]
-        "stored() needs a local update with a personal model; see ditto",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_settings_out_of_range_are_refused(models: dict[str, fs.Model], case: str) -> None:
-    attempt, message = ERRORS[case]
-    with pytest.raises(ValueError, match=re.escape(message)):
-        attempt(local_sgd(models["logistic"]))

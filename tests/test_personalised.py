@@ -452,14 +452,6 @@ def test_settings_of_training_are_not_of_the_shares(federation: Federation, net:
         assert_trees(share, found[0], rtol=0, atol=0)
 
 
-def without_companion(local: LocalUpdate) -> Any:
-    """The personal model of a local update that trains none."""
-    variables = fs.Variables({}, {})
-    nothing: Any = None
-    part = fs.personal.accompanied(fs.personal.interpolated(nothing))
-    return part(nothing, variables, nothing, local.client_state(variables))
-
-
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "a median of models that nobody receives": (
         lambda net: made("fedamp", net).replace(aggregator=fs.aggregators.coordinate_median),
@@ -476,10 +468,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             exchange=fs.exchange.split(own=fs.leaves.head(net))
         ),
         "needs an exchange of the whole model, exchange is split(own=",
-    ),
-    "no companion": (
-        lambda net: without_companion(local_of(net)),
-        "accompanied() needs a local update with one companion, got 0",
     ),
     "no companion, before the first round": (
         lambda net: made("apfl", net).replace(local=local_of(net)),

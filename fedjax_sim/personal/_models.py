@@ -146,10 +146,8 @@ class stored(Part):
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        found = kept_of(Stored, client_state)
-        if not found:
-            raise ValueError("stored() needs a local update with a personal model; see ditto")
-        own: Variables = found[0].own
+        (kept,) = kept_of(Stored, client_state)
+        own: Variables = kept.own
         return own
 
 
@@ -257,13 +255,8 @@ class accompanied(Part):
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        found = kept_of(Accompanied, client_state)
-        if len(found) != 1:
-            raise ValueError(
-                f"accompanied() needs a local update with one companion, got {len(found)}: see "
-                "local.change(companion=...)"
-            )
-        return self.companion.used(found[0].own, received)
+        (kept,) = kept_of(Accompanied, client_state)
+        return self.companion.used(kept.own, received)
 
 
 def keeping(kind: type, what: str, instead: str) -> Need:

@@ -158,12 +158,8 @@ class adaptively_mixed(Part):
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        found = kept_of(Mixed, client_state)
-        if len(found) != 1:
-            raise ValueError(
-                f"adaptively_mixed() needs a local update with one adaptive_start, got {len(found)}"
-            )
-        return self.mixed(key, received, client, found[0])[0]
+        (kept,) = kept_of(Mixed, client_state)
+        return self.mixed(key, received, client, kept)[0]
 
     def mixed(
         self, key: Array, received: Variables, client: ClientView, kept: Mixed
