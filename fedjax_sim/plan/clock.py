@@ -143,12 +143,11 @@ class simulated(_Rounds):
 class traced(_Rounds):
     """Simulated devices from a file, otherwise as :func:`simulated`.
 
-    The file has a row for each client, from 0 and in order, with the columns ``client``,
-    ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``: a .csv file with
-    these names in its first line, or a .npz file with an array for each. With additional columns
-    ``from`` and ``to``, in whole seconds of simulated time, a client may have several rows: it is
-    awake in each interval [from, to), with the speeds of that row, and asleep at any other time.
-    The row at the start of a round applies to the whole round.
+    The .csv file has a row for each client, from 0 and in order, with the columns ``client``,
+    ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``, named in its first
+    line. With additional columns ``from`` and ``to``, in whole seconds of simulated time, a client
+    may have several rows: it is awake in each interval [from, to), with the speeds of that row, and
+    asleep at any other time. The row at the start of a round applies to the whole round.
 
     Args:
         file: the trace; it may have more clients than the data.
