@@ -42,10 +42,6 @@ def qffl(
         The algorithm. A local update costs one more forward pass. Traffic per round: m models down,
         m up, and one number with each.
 
-    Raises:
-        ValueError: if a setting is out of range, or the local update's optimiser is not SGD with lr
-            and momentum.
-
     Source: Li, Sanjabi, Beirami, Smith, "Fair resource allocation in federated learning", ICLR 2020
     <https://arxiv.org/abs/1905.10497>, Algorithm 2.
     """
