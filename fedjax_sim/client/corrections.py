@@ -67,6 +67,7 @@ class proximal(Correction):
     mu: NonNegative
 
     kind = "proximal"
+    reads_samples = False
 
     @property
     def pull(self) -> float:
@@ -203,6 +204,10 @@ class scaffold(Correction):
     def path(self) -> bool:
         return self.option == 2
 
+    @property
+    def reads_samples(self) -> bool:
+        return self.option == 1
+
     def client_state(self, params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)
 
@@ -260,6 +265,8 @@ class dynamic(Correction):
     """
 
     alpha: Positive
+
+    reads_samples = False
 
     @property
     def dual(self) -> float:
