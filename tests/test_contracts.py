@@ -365,7 +365,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "stored": fs.personal.stored,
         "accompanied": lambda: fs.personal.accompanied(companion()),
         "adaptively_mixed": lambda: fs.personal.adaptively_mixed(
-            update(), risk(), fs.leaves.head(net())
+            fs.local.adaptive_start(update(), risk(), fs.leaves.head(net()))
         ),
     },
 }

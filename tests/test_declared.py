@@ -43,7 +43,7 @@ DECLARED = {
         poisson.clients_per_round q_fair.lr scaffnew.lr scaffold.server_lr
         teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """
-        adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
+        adaptive_proximal.start adaptive_start.mix_lr after_a_step.alpha agnostic.step
         fedmd.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
         discrepancy.a discrepancy.b distilled.steps ditto.lam empirical_risk.l2
         estimated_sharpness.rho extrapolated.eps fd.distill_weight fedadam.v0 fedamp.lam fedprox.mu
@@ -61,7 +61,7 @@ DECLARED = {
         diurnal.share guided.explore importance.gamma interpolated.alpha local_sgd.stragglers
         matchings.activity relevant_only.relevance sometimes.chance""",
     "in (0, 1]": """
-        adaptively_mixed.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
+        adaptive_start.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
         random_mask.share scaffnew.coin scaffnew.p staleness.alpha ternary.sparsity
         top_k.sparsity""",
     "at least 0 and finite": """

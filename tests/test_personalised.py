@@ -445,7 +445,7 @@ def test_settings_of_training_are_not_of_the_shares(federation: Federation, net:
     found = []
     for settings in ({}, {"half_weights": True}, {"steps": fs.local.geometric(0.2)}):
         local = local_of(net).change(**settings)
-        mix = fs.personal.adaptively_mixed(local, fs.empirical_risk(net), head)
+        mix = fs.local.adaptive_start(local, fs.empirical_risk(net), head)
         found.append(mix.mixed(jax.random.key(0), start, client, kept)[1])
     assert any((share != 0.999).any() for share in jax.tree.leaves(found[0]))
     for share in found[1:]:

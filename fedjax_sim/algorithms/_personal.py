@@ -189,13 +189,14 @@ def fedala(
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for
     personalized federated learning", AAAI 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1.
     """
-    head = leaves.head(model)
-    options = {"mix_lr": mix_lr, "mix_share": mix_share}
+    start = personal.adaptive_start(
+        local, objective, leaves.head(model), mix_lr=mix_lr, mix_share=mix_share
+    )
     return compose(
-        personal.adaptive_start(local, objective, head, **options),
+        start,
         clients_per_round,
         weighting=client_weights(equal_weights),
-        personal=personal.adaptively_mixed(local, objective, head, **options),
+        personal=personal.adaptively_mixed(start),
     )
 
 

@@ -287,6 +287,8 @@ class _towards_received(Correction):
 
     lam: float
 
+    reads_samples = False
+
     def client_state(self, params: PyTree) -> PyTree:
         return params
 
