@@ -154,12 +154,6 @@ def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, messag
 
 def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
     algorithm = made(models["logistic"])
-    with pytest.raises(ValueError, match="no state shared through the server besides the model"):
-        algorithm.replace(
-            flight=fs.flight.serverless(),
-            selection=fs.selection.uniform(sticky=True),
-            weighting=fs.weighting.equal,
-        )
     with pytest.raises(
         ValueError, match="max_steps must be None, as adaptive_steps sets it, got 3"
     ):

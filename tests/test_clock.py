@@ -765,25 +765,6 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: method("fedavg", clock=clock.simulated(lambda key, k, now: k.astype(float))),
         r"clock must give each client a positive finite number, compute=<lambda> gave \[0.0, 1.0",
     ),
-    "gossip": (
-        lambda: fs.algorithms.gossip(local(), clients_per_round=4).replace(
-            clock=clock.simulated(1)
-        ),
-        r"clock simulated\(1\) needs models that clients send to the server, and not to one "
-        r"another, flight is serverless",
-    ),
-    "fedasync": (
-        lambda: fs.algorithms.fedasync(local(), clients_per_round=1).replace(
-            clock=clock.simulated(1)
-        ),
-        r"clock simulated\(1\) needs models whose staleness is not drawn: .*, broadcast is stale",
-    ),
-    "fragments": (
-        lambda: fs.algorithms.streaming_diloco(local(), fragments=1, clients_per_round=4).replace(
-            clock=clock.simulated(1, deadline=3)
-        ),
-        r"clock simulated\(1, deadline=3\) needs models without fragments, .*, exchange is frag",
-    ),
     "first of a chain": (
         lambda: method("radfed", clock=clock.simulated(1, first=2)),
         r"clock simulated\(1, first=2\) needs models that return in the round in which they left",

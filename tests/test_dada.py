@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 import fedjax_sim as fs
-from fedjax_sim import flight, redistribution, selection, tree, weighting
+from fedjax_sim import flight, redistribution, tree
 from fedjax_sim.algorithms import dada, gossip, push_sum
 from fedjax_sim.base import LocalInfo, LocalUpdate, Slots, Variables
 from fedjax_sim.plan.moves import DELTA
@@ -279,28 +279,11 @@ def test_three_numbers_travel_with_every_model(federation: Federation) -> None:
 
 
 LEARNED = redistribution.learned()
-STICKY = selection.uniform(sticky=True)
 UNCALLED: Any = redistribution.learned
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "not called": (
         lambda: made().replace(flight=flight.serverless(UNCALLED)),
         "redistribution must be a function, got the class learned: use learned(...)",
-    ),
-    "a server": (
-        lambda: made().replace(flight=flight.delayed(3, redistribution=LEARNED)),
-        "redistribution learned() needs a flight without a server, flight is delayed(3, ",
-    ),
-    "new clients": (
-        lambda: made().replace(selection=selection.uniform()),
-        "needs slots that keep their clients, selection is uniform()",
-    ),
-    "weights": (
-        lambda: made().replace(weighting=weighting.by_samples),
-        "redistribution learned() needs clients that count equally, weighting is by_samples",
-    ),
-    "a clock": (
-        lambda: made().replace(clock=fs.clock.simulated(1.0)),
-        "clock simulated(1.0) needs models that clients",
     ),
 }
 

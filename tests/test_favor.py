@@ -265,10 +265,6 @@ def test_sketches_keep_inner_products() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm().replace(flight=fs.flight.delayed(2))
-    with pytest.raises(ValueError, match="needs the server's latest model for all"):
-        algorithm().replace(broadcast=fs.broadcast.stale(2))
     told = algorithm().parts.selection
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
         algorithm().replace(selection=promising(told, poll=None), flight=fs.flight.delayed(2))

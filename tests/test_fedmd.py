@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, assert_trees, play, rejects
+from conftest import Federation, assert_trees, play
 from fed import ONE, local_of, samples
 from oracle import Layers, layers_of, logits, loss_and_gradient, plus
 
@@ -143,17 +142,6 @@ def test_if_nobody_comes_what_was_said_stays(models: dict[str, fs.Model]) -> Non
     np.testing.assert_allclose(new.logits, np.array([[3.0, 2.0]]))
     assert int(new.clients) == 2
     assert_trees(shared.reduce(last, sent, jnp.zeros(3, int), 3, fs.aggregators.mean), last)
-
-
-REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "logits without noise": (
-        lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs no state shared through the server besides the model, local is fedmd(",
-    ),
-}
-
-
-test_what_does_not_fit_is_refused = rejects(REFUSED, "logistic")
 
 
 def test_it_needs_public_samples(federation: Federation, models: dict[str, fs.Model]) -> None:

@@ -764,15 +764,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "preaggregation normalise(0.05) needs the correction for which FedNova's a_k is known, "
         "none, local is local_sgd(",
     ),
-    "fednova on scaffold": (
-        lambda: told(corrected(corrections.scaffold())),
-        "FedNova's a_k is known, none, local is local_sgd(",
-    ),
-    "fednova with mu on scaffold": (
-        lambda: told(corrected(corrections.scaffold()), mu=0.1),
-        "preaggregation normalise(0.05, mu=0.1) needs the correction for which FedNova's a_k is "
-        "known, proximal(0.1), local is",
-    ),
     "fednova's screen with another mu": (
         lambda: told(on_bowls(), mu=0.1).replace(preaggregation=(nova(lr=0.05, mu=0.2),)),
         "preaggregation normalise(0.05, mu=0.2) needs the correction for which FedNova's a_k is "
@@ -785,21 +776,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         "preaggregation normalise(0.05, momentum=0.5) needs a local optimiser that is reset "
         "at every visit, local is local_sgd(",
     ),
-    "fedcm's momentum beside one that goes on": (
-        lambda: on_the_go(
-            on_bowls(
-                momentum=0.5,
-                corrections=(corrections.client_momentum(0.1, 0.05, momentum=0.5),),
-            )
-        ),
-        "needs a local optimiser that is reset at every visit",
-    ),
     "fednova of Nesterov's momentum": (
         lambda: told(by(optax.sgd(0.05, momentum=0.5, nesterov=True)), momentum=0.5),
         f"{SGD}, momentum=0.5), local is local_sgd(",
     ),
     "fednova of Adam": (lambda: told(by(optax.adam(0.05))), f"{SGD}), local is local_sgd("),
-    "fednova of AdamW": (lambda: told(by(optax.adamw(0.05))), f"{SGD}), local is local_sgd("),
     "fednova of a rate that falls": (
         lambda: told(by(optax.sgd(optax.exponential_decay(0.05, 1, 0.9)))),
         f"{SGD}), local is local_sgd(",

@@ -453,35 +453,11 @@ def test_settings_of_training_are_not_of_the_shares(federation: Federation, net:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "a median of models that nobody receives": (
-        lambda net: made("fedamp", net).replace(aggregator=fs.aggregators.coordinate_median),
-        "broadcast attentive(1.0, 100.0) needs the plain mean, aggregator is coordinate_median",
-    ),
     "more downloads than others": (
         lambda net: made("fedfomo", net, downloads=8).init(
             jax.random.key(0), first_weights(net), make_federation((3,) * 8).data
         ),
         "downloads must be at most the 7 other clients, got 8",
-    ),
-    "own leaves mixed with themselves": (
-        lambda net: made("fedala", net).replace(
-            exchange=fs.exchange.split(own=fs.leaves.head(net))
-        ),
-        "needs an exchange of the whole model, exchange is split(own=",
-    ),
-    "no companion, before the first round": (
-        lambda net: made("apfl", net).replace(local=local_of(net)),
-        "personal accompanied(interpolated(empirical_risk(<Model>))) needs one companion, local is "
-        "local_sgd(empirical_risk(<Model>), <optax>",
-    ),
-    "no adaptive start": (
-        lambda net: made("fedala", net).replace(local=local_of(net)), "needs one adaptive start",
-    ),
-    "no model of the client's own": (
-        lambda net: fs.algorithms.fedavg(local_of(net), clients_per_round=2).replace(
-            personal=fs.personal.stored()
-        ),
-        "personal stored() needs a model of each client's own, local is local_sgd(",
     ),
 }  # fmt: skip
 

@@ -172,20 +172,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: pushed(SHARES, clients_per_round=4),
         "matrix must mix the 4 slots, got one of 6",
     ),
-    "a server": (
-        lambda: pushed(
-            SHARES, flight=flight.delayed(2, redistribution=redistribution.push(SHARES))
-        ),
-        "needs a flight without a server, flight is delayed(2, redistribution=push(",
-    ),
-    "clients that change": (
-        lambda: pushed(SHARES, selection=selection.uniform()),
-        "needs slots that keep their clients, selection is uniform()",
-    ),
-    "unequal weights": (
-        lambda: pushed(SHARES, weighting=weighting.by_samples),
-        "needs clients that count equally, weighting is by_samples",
-    ),
 }
 
 

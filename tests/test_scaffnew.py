@@ -159,42 +159,6 @@ def test_the_last_coin_of_a_float_is_the_most() -> None:
 
 
 FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
-    "a median": (
-        lambda a: a.replace(aggregator=fs.aggregators.coordinate_median),
-        "needs the plain mean, aggregator is coordinate_median: use aggregator=mean",
-    ),
-    "weights": (
-        lambda a: a.replace(weighting=fs.weighting.by_samples),
-        "needs clients that count equally, weighting is by_samples: use weighting=equal",
-    ),
-    "a cohort": (
-        lambda a: a.replace(selection=fs.selection.uniform()),
-        "needs all clients in every round, selection is uniform(): use selection=everyone()",
-    ),
-    "a code": (
-        lambda a: a.replace(sending=(fs.sending.clip_norm(1.0),)),
-        "needs clients that send their updates unchanged, sending is (clip_norm(1.0),): use sendin",
-    ),
-    "buckets": (
-        lambda a: a.replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "needs no pre-aggregation, preaggregation is (bucketing(),): use",
-    ),
-    "in flight": (
-        lambda a: a.replace(flight=fs.flight.delayed(2)),
-        "needs models that return in the round in which they left, flight is delayed(2)",
-    ),
-    "stale models": (
-        lambda a: a.replace(broadcast=fs.broadcast.stale(2)),
-        "needs the server's latest model for all, broadcast is stale(2): use broadcast=latest()",
-    ),
-    "a server's step": (
-        lambda a: a.replace(server=fs.server.optimizer(optax.sgd(0.5))),
-        "needs a server model that is replaced by the aggregate, server is optimizer(<optax>)",
-    ),
-    "another rate": (
-        lambda a: a.replace(local=a.parts.local.change(optimizer=optax.sgd(0.3))),
-        "needs the optimiser that its settings assume, optax.sgd(0.1)",
-    ),
     "steps": (lambda a: a.parts.local.change(steps=5), "steps must be drawn, such as by geo"),
     "two lengths": (
         lambda a: a.parts.local.change(max_steps=3),

@@ -554,11 +554,6 @@ def test_a_round_is_no_larger_for_many_clients(name: str) -> None:
 # ---- what is refused ----
 
 
-def _private() -> Any:
-    made = fs.algorithms.dp_fedavg(local(), clients_per_round=M, sampling="fixed")
-    return made.replace(selection=fs.selection.power_of_choice(4, reports.mean_loss(risk())))
-
-
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "fewer than slots": (
         lambda: play(algorithm(fs.selection.power_of_choice(2), None), 1),
@@ -570,75 +565,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "candidates must be at least the 4 clients of a round, got 3",
     ),
-    "in flight": (
-        lambda: algorithm(
-            fs.selection.power_of_choice(4, reports.mean_loss(risk())), None,
-            flight=fs.flight.delayed(2),
-        ),
-        r"selection power_of_choice\(4, .*\) needs models that return in the round in which they "
-        r"left, flight is delayed\(2\): use flight=every_round\(\)",
-    ),
-    "gossip": (
-        lambda: fs.algorithms.gossip(local(), clients_per_round=M).replace(
-            selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))
-        ),
-        r"selection power_of_choice\(4, .*\) needs models that return in the round",
-    ),
-    "phase shift": (
-        lambda: fs.phase_shift(local(), clients_per_round=4, phases=2).replace(
-            selection=fs.selection.awake(), clock=CLOCK
-        ),
-        r"flight staggered\(2, .*\) needs slots that keep their clients, selection is awake\(\)",
-    ),
-    "several models": (
-        lambda: fs.algorithms.ifca(local(), clients_per_round=M, clusters=2, objective=risk())
-        .replace(selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))),
-        r"selection power_of_choice\(4, .*\) needs the server's latest model for all, broadcast is",
-    ),
-    "coded downloads": (
-        lambda: fs.algorithms.stc(local(), clients_per_round=M, sparsity=0.1).replace(
-            selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))
-        ),
-        r"selection power_of_choice\(4, .*\) needs a server model that is sent uncompressed, .* se",
-    ),
-    "privacy": (_private, r"needs clients that report no numbers, selection is power_of_choice"),
-    "no deadline": (
-        lambda: algorithm(fs.selection.within_deadline(4), CLOCK),
-        r"selection within_deadline\(4\) needs rounds that end by a deadline, clock is "
-        r"simulated\(.*\): use clock=simulated\(..., deadline=...\), or --clock",
-    ),
-    "no clock": (
-        lambda: fs.algorithms.fedcs(local(), clients_per_round=4, clock=None),
-        r"selection within_deadline\(4\) needs rounds that end by a deadline, clock is None: use",
-    ),
     "more tiers than clients": (
         lambda: play(algorithm(fs.selection.tiers(9, reports.accuracy(net())), CLOCK), 1),
         "count must be at most the 8 clients, got 9",
-    ),
-    "tiers of nobody's seconds": (
-        lambda: fs.algorithms.tifl(local(), clients_per_round=M, model=net(), clock=None),
-        r"selection tiers\(5, .*\) needs a clock, clock is None: use",
     ),
     "window": (lambda: fs.selection.guided(window=0), "window must be in 1..10000000, got 0"),
     "nobody's utility": (
         lambda: play(algorithm(fs.selection.guided(), CLOCK), 1),
         r"selection guided\(\) needs clients that report utility, local is local_sgd",
-    ),
-    "Oort without a clock": (
-        lambda: fs.algorithms.oort(
-            local(), clients_per_round=M, objective=risk(), clock=None
-        ),
-        r"selection guided\(.*\) needs a clock, clock is None: use",
-    ),
-    "Oort in flight": (
-        lambda: algorithm(
-            fs.selection.guided(), CLOCK, flight=fs.flight.delayed(2)
-        ),
-        r"selection guided\(\) needs models that return in the round in which they left",
-    ),
-    "nobody sleeps": (
-        lambda: algorithm(fs.selection.awake(), fs.clock.simulated(1.0)),
-        r"selection awake\(\) needs clients that sleep at times, clock is simulated\(1.0\)",
     ),
 }  # fmt: skip
 
@@ -699,23 +633,3 @@ def test_a_client_drawn_twice_counts_twice() -> None:
             server = jax.tree.map(lambda a: a[0], evaluation.recorded)
             for ours, theirs in zip(layers_of(server), plain.round(drawn.tolist()), strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-KEEPING = {"optimizer": optax.sgd(0.1, momentum=0.9), "optimizer_state": "keep"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "of_local", "message"),
-    [
-        ({"weighting": fs.weighting.by_samples}, {}, "clients that count equally"),
-        ({"flight": fs.flight.delayed(2)}, {}, "models that return in the round"),
-        ({}, {"corrections": (fs.corrections.scaffold(),)}, "clients that keep nothing"),
-        ({}, KEEPING, "clients that keep nothing"),
-    ],
-)
-def test_with_replacement_is_for_clients_without_memory(
-    parts: dict[str, Any], of_local: dict[str, Any], message: str
-) -> None:
-    given = {"weighting": fs.weighting.equal, "local": local().change(**of_local)} | parts
-    with pytest.raises(ValueError, match=r"selection with_replacement\(\) needs " + message):
-        algorithm(fs.selection.with_replacement(), None, **given)

@@ -129,13 +129,3 @@ def test_traffic_alone_asks_for_the_most_steps(
 def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         made(models["logistic"], **options)
-
-
-def test_what_does_not_fit_is_refused(models: dict[str, fs.Model]) -> None:
-    algorithm = made(models["logistic"])
-    with pytest.raises(ValueError, match="needs models that return in the round in which they"):
-        algorithm.replace(flight=fs.flight.delayed(2))
-    with pytest.raises(ValueError, match="needs clients that send their updates unchanged"):
-        algorithm.replace(sending=(fs.sending.sign_flip(np.arange(8) < 2),))
-    with pytest.raises(ValueError, match="needs pre-aggregations that change only the weights"):
-        algorithm.replace(preaggregation=(fs.preaggregation.bucketing(2),))
