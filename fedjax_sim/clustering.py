@@ -18,6 +18,7 @@ from fedjax_sim.base import (
     ClientView,
     Cohort,
     Context,
+    Count,
     Diagnostic,
     Gathered,
     Need,
@@ -100,12 +101,9 @@ class ifca(_Clusters):
         (4.0, 1)
     """
 
-    clusters: int
+    clusters: Count
     objective: Objective
-    batch_size: int = 50
-
-    def __post_init__(self) -> None:
-        _check_at_least_one(clusters=self.clusters, batch_size=self.batch_size)
+    batch_size: Count = 50
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -174,16 +172,13 @@ class dynamic(_Clusters):
     by: By
     slots: int
     objective: Objective
-    batch_size: int = 50
+    batch_size: Count = 50
 
     def __post_init__(self) -> None:
         angle, limit = self.by == "angle", self._limit
-        if self.by not in ("angle", "distance"):
-            raise ValueError(f"by must be 'angle' or 'distance', got {self.by!r}")
         if limit is None or not limit > 0 or (angle and limit > 180):
             allowed = "above 0 and at most 180 degrees" if angle else "above 0"
             raise ValueError(f"limit must be {allowed}, got {limit}")
-        _check_at_least_one(slots=self.slots, batch_size=self.batch_size)
 
     @property
     def _limit(self) -> float | None:
@@ -303,9 +298,3 @@ def _angles_within(updates: PyTree, degrees: float) -> Array:
     product = length[:, None] * length[None]
     cosine = jnp.clip(gram / jnp.where(product > 0, product, 1), -1, 1)
     return (cosine >= math.cos(math.radians(degrees))) | (product == 0)
-
-
-def _check_at_least_one(**settings: int) -> None:
-    for name, value in settings.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")

@@ -449,15 +449,6 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
         "max_staleness must be None with a clock, which determines the staleness, got 4",
     ),
-    "no clock": (
-        lambda: composed(4, fs.flight.buffered(2)),
-        r"flight buffered\(2\) needs a clock, clock is None: "
-        r"use clock=simulated\(...\), or --clock",
-    ),
-    "a deadline": (
-        lambda: fedbuff(local(), clients_per_round=4, clock=clock.simulated(1, deadline=3)),
-        r"flight buffered\(1\) needs a clock without a time limit for the round",
-    ),
     "a shared link": (
         lambda: fedasync(
             local(), clients_per_round=4,
@@ -465,39 +456,13 @@ BAD: dict[str, tuple[Any, str]] = {
         ),
         r"without a shared uplink, clock is simulated\(1, link=bandwidth",
     ),
-    "drawn steps": (
-        lambda: fedbuff(local(steps=fs.local.geometric(0.2)), **TIMED),
-        r"needs local updates whose number of steps is known in advance, local is local_sgd",
-    ),
     "an end that is not known": (
         lambda: fedbuff(local(inexactness=0.5), **TIMED),
         r"needs local updates whose number of steps is known in advance, local is local_sgd",
     ),
-    "variates": (
-        lambda: fedbuff(local(corrections=(fs.corrections.scaffold(),)), **TIMED),
-        r"needs no state shared through the server besides the model, local is local_sgd",
-    ),
-    "a selection of cohorts": (
-        lambda: composed(
-            4, fs.flight.buffered(2), clock=MIXED, selection=fs.selection.everyone()
-        ),
-        r"needs a selection that can draw clients one by one, selection is everyone\(\): use",
-    ),
     "a selection that reads the seconds of rounds": (
         lambda: composed(4, fs.flight.buffered(2), clock=MIXED, selection=timing()),
         r"selection timing\(\) needs no server update while clients train, flight is buffered",
-    ),
-    "drawn models": (
-        lambda: composed(
-            4, fs.flight.buffered(2), clock=MIXED, broadcast=fs.broadcast.stale(3)
-        ),
-        r"needs the server's latest model for all, broadcast is stale\(3\)",
-    ),
-    "staleness of what is not stale": (
-        lambda: composed(
-            2, fs.flight.every_round(), preaggregation=(fs.preaggregation.discounted(),)
-        ),
-        r"preaggregation discounted\(\) needs models tagged with their staleness, broadcast is",
     ),
     "fewer clients": (
         lambda: play(

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from composing import one_step
 from conftest import SIZES, assert_trees, first_weights, make_federation
@@ -264,36 +263,3 @@ def test_both_probabilities_divide_a_weight() -> None:
         assert int(metrics.uploads) == sent.sum()
         uploads.add(int(sent.sum()))
     assert len(uploads) > 1
-
-
-BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "median": ({"aggregator": fs.aggregators.coordinate_median}, "aggregator is coordinate_median"),
-    "fedexp": ({"server": fs.server.extrapolated()}, r"server is extrapolated\("),
-    "fedadmm": ({"server": fs.server.participation()}, r"server is participation\("),
-    "hybrid_fl": (
-        {"server": fs.server.train_beside(fs.local_sgd(fs.toy().objective, optax.sgd(0.1)))},
-        r"server is train_beside\(",
-    ),
-    "stale": ({"broadcast": fs.broadcast.stale(2)}, r"broadcast is stale\("),
-    "q-FedAvg": ({"preaggregation": (fs.preaggregation.q_fair(1.0, 0.1),)}, "preaggregation is "),
-}
-WAYS: dict[str, dict[str, Any]] = {
-    "weighting": {"weighting": UNBIASED},
-    "sending": {"sending": (fs.sending.by_norm(2.0),)},
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("way", WAYS)
-def test_sums_that_are_no_means_are_rejected_elsewhere(case: str, way: str) -> None:
-    parts, message = BAD[case]
-    with pytest.raises(ValueError, match=f"^{way} .* needs .*{message}") as caught:
-        composed(**WAYS[way], **parts)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_weights_by_probabilities_need_clients_that_come() -> None:
-    clock = fs.clock.simulated(0.1, available=fs.clock.bernoulli(0.5))
-    with pytest.raises(ValueError, match=r"^weighting unbiased\(.* needs clients that are never"):
-        composed(weighting=UNBIASED, clock=clock)
-    composed(sending=(fs.sending.by_norm(2.0),), clock=clock)

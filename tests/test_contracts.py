@@ -160,7 +160,6 @@ PARTS: dict[str, dict[str, Make]] = {
             epochs=range(1, N + 1),
             rate_by_client=[0.5] * N,
             stragglers=0.5,
-            batch_by_client=range(1, N + 1),
         ),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),
@@ -366,7 +365,7 @@ PARTS: dict[str, dict[str, Make]] = {
         "stored": fs.personal.stored,
         "accompanied": lambda: fs.personal.accompanied(companion()),
         "adaptively_mixed": lambda: fs.personal.adaptively_mixed(
-            update(), risk(), fs.leaves.head(net())
+            fs.local.adaptive_start(update(), risk(), fs.leaves.head(net()))
         ),
     },
 }
@@ -1301,9 +1300,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"finish": fs.finish.calibrated}, "finish must be a Finish, got the class calibrated"
     ),
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
-    "evaluated": (
-        delayed(evaluated="mean"), "evaluated must be 'server' or 'in_flight', got 'me",
-    ),
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
     ),
@@ -1629,7 +1625,7 @@ def marked() -> LocalUpdate:
 
 WRAPPERS: dict[str, Callable[[LocalUpdate], LocalUpdate]] = {
     "in_turn": lambda local: fs.local.in_turn(local),
-    "ditto": lambda local: fs.local.ditto(local, 0.1, own=local),
+    "ditto": lambda local: fs.local.ditto(local, 0.1),
     "adaptive_start": lambda local: fs.personal.adaptive_start(
         local, risk(), fs.leaves.head(net())
     ),

@@ -1,4 +1,4 @@
-"""The ranges that parts and methods declare for their settings, each of which is checked."""
+"""The ranges and choices that parts and methods declare, each of which is checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECLARED = {
         poisson.clients_per_round q_fair.lr scaffnew.lr scaffold.server_lr
         teacher_distillation.temperature tree_mechanism.clip""",
     "at least 0": """
-        adaptive_proximal.start adaptively_mixed.mix_lr after_a_step.alpha agnostic.step
+        adaptive_proximal.start adaptive_start.mix_lr after_a_step.alpha agnostic.step
         fedmd.digest_epochs balanced.gamma calibrated.steps calibration.tau crop.padding
         discrepancy.a discrepancy.b distilled.steps ditto.lam empirical_risk.l2
         estimated_sharpness.rho extrapolated.eps fd.distill_weight fedadam.v0 fedamp.lam fedprox.mu
@@ -61,7 +61,7 @@ DECLARED = {
         diurnal.share guided.explore importance.gamma interpolated.alpha local_sgd.stragglers
         matchings.activity relevant_only.relevance sometimes.chance""",
     "in (0, 1]": """
-        adaptively_mixed.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
+        adaptive_start.mix_share client_momentum.alpha geometric.p mix.alpha radfed.alpha
         random_mask.share scaffnew.coin scaffnew.p staleness.alpha ternary.sparsity
         top_k.sparsity""",
     "at least 0 and finite": """
@@ -80,8 +80,8 @@ DECLARED = {
 Make = Callable[..., Any]
 
 
-def declared() -> Iterator[tuple[Make, str, ranges.Range]]:
-    """Yields each part or method, and the name and the range of each of its settings."""
+def declared() -> Iterator[tuple[Make, str, Any]]:
+    """Yields each part or method, and the name and the range or choice of each of its settings."""
     for info in pkgutil.walk_packages(fs.__path__, "fedjax_sim."):
         if "__main__" in info.name or info.name.startswith("fedjax_sim.cli."):
             continue
@@ -98,11 +98,14 @@ def declared() -> Iterator[tuple[Make, str, ranges.Range]]:
             yield from ((made, name, within) for name, (_, within) in limits.items())
 
 
-SETTINGS = {
+DECLARATIONS = {
     f"{made.__module__}.{made.__name__}.{name}": (made, name, within)
     for made, name, within in declared()
-    if within.words
 }
+SETTINGS: dict[str, tuple[Make, str, ranges.Range]] = {
+    key: found for key, found in DECLARATIONS.items() if getattr(found[2], "words", "")
+}
+CHOICES = {key: found for key, found in DECLARATIONS.items() if type(found[2]) is tuple}
 
 
 @pytest.mark.parametrize("words", DECLARED)
@@ -129,4 +132,21 @@ def test_a_setting_out_of_its_range_is_rejected(key: str) -> None:
             made(**{name: value})
     kind = "a whole number" if within.whole else within.words
     with pytest.raises(ValueError, match=f"^{name} must be {re.escape(kind)}.*, got 'x'$"):
+        made(**{name: "x"})
+
+
+def test_no_choice_is_lost() -> None:
+    wanted = """
+        delayed.evaluated discounted.decay discrepancy.distance dp_fedavg.sampling dynamic.by
+        fang_trim.knowledge fedadam.variant fedasync.decay gossip.topology importance.initial
+        local_sgd.last_batch local_sgd.optimizer_state optimised.along phase_shift.mode
+        radfeda.server_optimizer radfed.importance robust.aggregator robust.mixing scaffold.option
+        simulated.late squared_gradient.kind staleness.decay traced.late"""
+    assert {*wanted.split()} <= {".".join(key.split(".")[-2:]) for key in CHOICES}
+
+
+@pytest.mark.parametrize("key", CHOICES)
+def test_a_value_that_is_no_choice_is_rejected(key: str) -> None:
+    made, name, _ = CHOICES[key]
+    with pytest.raises(ValueError, match=f"^{name} must be .* or .*, got 'x'$"):
         made(**{name: "x"})

@@ -154,19 +154,6 @@ def test_traffic_is_that_of_fedavg(rooted: ClientData, net: fs.Model) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "own layers": (
-        lambda net: made(net).replace(exchange=fs.exchange.split(own=fs.leaves.head(net))),
-        "server distilled(<Model>, steps=4, lr=0.3, batch_size=20) needs an exchange of "
-        "the whole model, exchange is split(own=head(<Model>)): use "
-        "exchange=everything()",
-    ),
-    "no server": (
-        lambda net: fs.algorithms.gossip(local_of(net), clients_per_round=4).replace(
-            server=fs.server.distilled(net)
-        ),
-        "needs a server model that is replaced by the aggregate, server is "
-        "distilled(<Model>): use server=replace()",
-    ),
     "in fragments": (
         lambda net: fs.algorithms.streaming_diloco(local_of(net), clients_per_round=4).replace(
             server=fs.server.chain(fs.server.distilled(net))

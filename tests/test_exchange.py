@@ -27,7 +27,6 @@ from oracle import Layers, layers_of, loss_and_gradient
 import fedjax_sim as fs
 from fedjax_sim.algorithms import fedbabu, fedbn, fedper, fedrep, lg_fedavg
 from fedjax_sim.base import LocalUpdate, Variables
-from fedjax_sim.base.signatures import keywords
 from fedjax_sim.models.layers import BatchNorm
 
 LR, ROUNDS, COHORT = 0.1, 4, 3
@@ -123,24 +122,6 @@ def test_whole_runs_are_those_of_the_oracle(
         found = layers_of(whole)
         assert_trees([found[i] for i in mine], own[k], rtol=1e-4, atol=1e-5)
     assert (kept == ()) == (not mine)
-
-
-BYTES = {  # 6·5 + 5 numbers in the body, 5·3 + 3 in the head, of four bytes
-    "fedper": (4 * 35, 0),
-    "lg_fedavg": (4 * 18, 0),
-    "fedrep": (4 * 35, 0),
-    "fedbabu": (4 * 35, 8 * 4 * 18),  # the head once to each of the eight
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_bytes_are_those_of_what_travels(federation: Federation, net: fs.Model, name: str) -> None:
-    algorithm = METHODS[name](net, clients_per_round=COHORT)
-    sizes = algorithm.traffic(start_of(net), federation.data)
-    once = algorithm.setup_traffic(start_of(net), federation.data)
-    each, down = BYTES[name]
-    assert (sizes.upload, sizes.download, sizes.message, sizes.shared_state) == (each, each, 0, 0)
-    assert (once.up, once.down) == (0, down)
 
 
 def test_personal_scores_are_of_the_clients_own_layers(
@@ -414,19 +395,6 @@ def first_state(exchange: Callable[[fs.Model], fs.base.Exchange]) -> Callable[[f
     return begin
 
 
-def split_method(name: str, **options: Any) -> Callable[[fs.Model], Any]:
-    """A named method of which the clients keep the head."""
-
-    def make(net: fs.Model) -> Any:
-        method: Any = getattr(fs.algorithms, name)
-        if "objective" in keywords(method):
-            options["objective"] = fs.empirical_risk(net)
-        made = method(whole_batches(net), clients_per_round=2, **options)
-        return made.replace(exchange=fs.exchange.split(own=fs.leaves.head(net)))
-
-    return make
-
-
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "nothing": (lambda net: fs.exchange.split(), "split needs own or frozen leaves"),
     "no name": (
@@ -438,23 +406,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         first_state(lambda net: fs.exchange.split(fs.leaves.head(net), fs.leaves.named("Dense_1"))),
         "must not freeze what the clients train",
     ),
-    "shares": (
-        lambda net: fs.algorithms.scaffold(whole_batches(net), clients_per_round=2).replace(
-            exchange=fs.exchange.split(own=fs.leaves.head(net))
-        ),
-        "exchange split(own=head(<Model>)) needs no state as large as the model shared",
-    ),
-    "clusters": (
-        split_method("ifca", clusters=2),
-        "broadcast ifca(2, empirical_risk(<Model>)) needs an exchange of the whole model, "
-        "exchange is split(own=head(<Model>)): use exchange=everything()",
-    ),
-    "own clusters": (
-        split_method("dynamic_clustering", cluster_limit=1.0),
-        "needs an exchange of the whole model",
-    ),
-    "trust": (split_method("fltrust"), "needs an exchange of the whole model"),
-    "a server that trains": (split_method("ozdayi"), "needs an exchange of the whole model"),
     "no head": (
         lambda net: fs.leaves.head(fs.Model(net.init, net.apply)),
         "model must declare its head",

@@ -108,18 +108,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
             objective=lambda params, state, *_: (jnp.float32(0), state),
         ), "objective must be an empirical_risk",
     ),
-    "a server's step": (
-        lambda net: made(net).replace(server=fs.server.mix(0.5)),
-        "needs a server model that is replaced by the aggregate, server is mix(0.5)",
-    ),
-    "models in flight": (
-        lambda net: made(net).replace(flight=fs.flight.delayed(2)),
-        "needs models that return in the round in which they left, flight is delayed(2)",
-    ),
-    "outputs without noise": (
-        lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs no state shared through the server besides the model, local is local_sgd(",
-    ),
 }  # fmt: skip
 
 

@@ -174,13 +174,7 @@ def begun(parts: Exchange) -> Callable[[fs.Model], Any]:
     return begin
 
 
-def beside(**parts: Any) -> Callable[[fs.Model], Any]:
-    return lambda net: streaming(net).replace(**parts)
-
-
 BOTH = exchange.fragments(leaves.named("Dense_0"), leaves.named("Dense_*"))
-FLIES = {"clients_per_round": COHORT, "flight": flight.delayed(2), "selection": selection.uniform()}
-CODE = fs.sending.compressed(fs.compression.top_k(0.1))
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "none": (lambda net: exchange.fragments(), "fragments needs at least one"),
     "no fragments": (lambda net: streaming(net, fragments=0), "fragments must be in 1..1000, got"),
@@ -197,24 +191,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "strided(2, 3) needs a model with more layers than 2",
     ),
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
-    "nothing collected": (
-        beside(exchange=exchange.everything()),
-        "flight permanent() needs models that are exchanged in fragments, "
-        "exchange is everything(): use exchange=fragments(...)",
-    ),
-    "models that travel": (
-        beside(**FLIES),
-        "exchange fragments(strided(0, 2), strided(1, 2)) needs models in flight that stay with "
-        "their clients, selection is uniform()",
-    ),
-    "no server": (
-        beside(flight=flight.serverless(), server=server.replace()), "needs a server",
-    ),
-    "several models": (beside(broadcast=fs.broadcast.stale(2)), "needs the server's latest model"),
-    "pulls": (
-        beside(flight=flight.delayed(2, refresh=flight.drift_correction())),
-        "needs models in flight that take nothing but fragments from the server, flight is delayed",
-    ),
     "bytes that a clock knows too late": (
         lambda net: streaming(net).replace(
             flight=flight.buffered(2), selection=selection.uniform(),
@@ -222,20 +198,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         ),
         "exchange fragments(strided(0, 2), strided(1, 2)) needs a clock without a link if models "
         "return one by one",
-    ),
-    "codes": (beside(sending=(CODE,)), "needs clients that send their updates unchanged"),
-    "weights of updates": (
-        beside(preaggregation=(fs.preaggregation.trust(local_of(fs.models.logistic((6,), 3))),)),
-        "needs no pre-aggregation, preaggregation is",
-    ),
-    "variates": (
-        lambda net: fs.algorithms.scaffold(local_of(net), clients_per_round=3).replace(
-            exchange=exchange.fragments(leaves.named("*"))
-        ), "exchange fragments(named('*')) needs no state shared through the server",
-    ),
-    "whole models": (
-        beside(server=server.train_on_root(local_of(fs.models.logistic((6,), 3)))),
-        "needs an exchange of the whole model, exchange is fragments(",
     ),
 }  # fmt: skip
 

@@ -100,17 +100,6 @@ REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "no edge": ({"edges": 0}, "edges must be at least 1, got 0"),
     "half an edge": ({"edges": 0.5}, "a whole number, or one for each client, got 0.5"),
     "half edges": ({"edges": [0.5, 1]}, "or one for each client, got [0.5, 1]"),
-    "another weighting": (
-        {"edges": 2, "weighting": fs.weighting.equal},
-        "redistribution edges(2) needs clients that count by their samples, weighting is equal: "
-        "use weighting=by_samples",
-    ),
-    "a median at the cloud": (
-        {"edges": 2, "aggregator": fs.aggregators.coordinate_median}, "needs the plain mean",
-    ),
-    "clients that change": (
-        {"edges": 2, "selection": selection.uniform()}, "needs slots that keep their clients",
-    ),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, altered_data, assert_trees, largest_change, play, rejects
+from conftest import Federation, altered_data, assert_trees, largest_change, play
 
 import fedjax_sim as fs
 from fedjax_sim import compression, server
@@ -119,32 +119,6 @@ def test_the_samples_go_up_once(
     assert made.setup_traffic(start, rooted) == (n_0 * sample, 0)
     assert plain.setup_traffic(start, rooted) == (0, 0)
     assert made.traffic(start, rooted).upload == plain.traffic(start, rooted).upload
-
-
-REFUSED: dict[str, tuple[Callable[[fs.LocalUpdate], Any], str]] = {
-    "models that hop": (
-        lambda local: fs.algorithms.hybrid_fl(local, clients_per_round=M, clock=CLOCK).replace(
-            flight=fs.flight.delayed(2, redistribution=fs.redistribution.permute)
-        ),
-        "selection within_deadline(3) needs models that return in the round in which they left",
-    ),
-    "no server": (
-        lambda local: fs.algorithms.gossip(local, clients_per_round=M).replace(
-            server=server.train_beside(local)
-        ),
-        "a server model that is replaced by the aggregate, server is train_beside(",
-    ),
-    "several models": (
-        lambda local: fs.fedavg(local, clients_per_round=M).replace(
-            broadcast=fs.clustering.ifca(2, fs.empirical_risk(fs.models.logistic((6,), 3))),
-            server=server.train_beside(local),
-        ),
-        "a server model that is replaced by the aggregate, server is train_beside(",
-    ),
-}
-
-
-test_what_does_not_fit_is_refused = rejects(REFUSED, "local")
 
 
 def test_it_needs_samples(federation: Federation, model: fs.Model, local: fs.LocalUpdate) -> None:

@@ -154,15 +154,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         lambda model: boosted(model, 2.5),
         "epochs of local must be a whole number to be halved, got 2.5",
     ),
-    "models that come back when they come back": (
-        lambda model: fs.algorithms.fedbuff(
-            boosted(model, 4).parts.local,
-            clients_per_round=M,
-            buffer_size=2,
-            clock=fs.clock.simulated(1),
-        ),
-        "needs local updates whose number of steps is known in advance, local is loadaboost(",
-    ),
     "a server that would keep the median": (
         lambda model: fs.server.train_on_root(boosted(model, 4).parts.local).init(
             model.init(jax.random.key(0))

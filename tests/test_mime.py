@@ -159,28 +159,6 @@ def test_a_wrapped_client_answers_as_it_would_alone(
 
 
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "a code": (
-        lambda net: mime(net).replace(sending=(fs.sending.clip_norm(1.0),)),
-        "corrections=(mime(0.6),)) needs clients that send their updates unchanged, sending is (cl",
-    ),
-    "an attack": (
-        lambda net: mime(net).replace(sending=(fs.sending.sign_flip(np.ones(8, bool)),)),
-        "needs clients that send their updates unchanged, sending is (sign_flip(",
-    ),
-    "privacy": (
-        lambda net: mime(net, equal_weights=True).replace(
-            preaggregation=(fs.preaggregation.gaussian_mechanism(1.0, 1.0, COHORT),)
-        ),
-        "needs no state shared through the server besides the model, local is local_sgd(",
-    ),
-    "in flight": (
-        lambda net: mime(net).replace(flight=fs.flight.delayed(2)),
-        "needs models that return in the round in which they left, flight is delayed(2)",
-    ),
-    "several models": (
-        lambda net: mime(net).replace(broadcast=fs.broadcast.stale(2)),
-        "needs the server's latest model for all, broadcast is stale(2)",
-    ),
     "in turn": (
         lambda net: algorithms.mime(
             fs.local.in_turn(local_of(net), local_of(net)), clients_per_round=1

@@ -445,55 +445,19 @@ def test_settings_of_training_are_not_of_the_shares(federation: Federation, net:
     found = []
     for settings in ({}, {"half_weights": True}, {"steps": fs.local.geometric(0.2)}):
         local = local_of(net).change(**settings)
-        mix = fs.personal.adaptively_mixed(local, fs.empirical_risk(net), head)
+        mix = fs.local.adaptive_start(local, fs.empirical_risk(net), head)
         found.append(mix.mixed(jax.random.key(0), start, client, kept)[1])
     assert any((share != 0.999).any() for share in jax.tree.leaves(found[0]))
     for share in found[1:]:
         assert_trees(share, found[0], rtol=0, atol=0)
 
 
-def without_companion(local: LocalUpdate) -> Any:
-    """The personal model of a local update that trains none."""
-    variables = fs.Variables({}, {})
-    nothing: Any = None
-    part = fs.personal.accompanied(fs.personal.interpolated(nothing))
-    return part(nothing, variables, nothing, local.client_state(variables))
-
-
 REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
-    "a median of models that nobody receives": (
-        lambda net: made("fedamp", net).replace(aggregator=fs.aggregators.coordinate_median),
-        "broadcast attentive(1.0, 100.0) needs the plain mean, aggregator is coordinate_median",
-    ),
     "more downloads than others": (
         lambda net: made("fedfomo", net, downloads=8).init(
             jax.random.key(0), first_weights(net), make_federation((3,) * 8).data
         ),
         "downloads must be at most the 7 other clients, got 8",
-    ),
-    "own leaves mixed with themselves": (
-        lambda net: made("fedala", net).replace(
-            exchange=fs.exchange.split(own=fs.leaves.head(net))
-        ),
-        "needs an exchange of the whole model, exchange is split(own=",
-    ),
-    "no companion": (
-        lambda net: without_companion(local_of(net)),
-        "accompanied() needs a local update with one companion, got 0",
-    ),
-    "no companion, before the first round": (
-        lambda net: made("apfl", net).replace(local=local_of(net)),
-        "personal accompanied(interpolated(empirical_risk(<Model>))) needs one companion, local is "
-        "local_sgd(empirical_risk(<Model>), <optax>",
-    ),
-    "no adaptive start": (
-        lambda net: made("fedala", net).replace(local=local_of(net)), "needs one adaptive start",
-    ),
-    "no model of the client's own": (
-        lambda net: fs.algorithms.fedavg(local_of(net), clients_per_round=2).replace(
-            personal=fs.personal.stored()
-        ),
-        "personal stored() needs a model of each client's own, local is local_sgd(",
     ),
 }  # fmt: skip
 

@@ -621,10 +621,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: privacy.tree_epsilon(1.0, clients=9, clients_per_round=10, rounds=1, delta=1e-3),
         "clients_per_round must be in 1..9, got 10",
     ),
-    "sampling": (
-        lambda: private(sampling="all"),
-        "sampling must be 'poisson' or 'fixed', got 'all'",
-    ),
     "spent noise": (
         lambda: spend(noise_multiplier=-1.0),
         "noise_multiplier must be at least 0, got -1.0",

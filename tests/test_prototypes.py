@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from conftest import Federation, Play, assert_trees, play, rejects
 from fed import COHORT, LR, ONE, STEPS, local_of, samples
@@ -116,30 +115,6 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "no matrix": (
         lambda net: terms.prototypes(net._replace(head=fs.leaves.named("Dense_1/*/bias")), 3),
         "model must have a head of one matrix and at most a bias, got [[3]]",
-    ),
-    "a variate": (
-        lambda net: made(net, local_of(net, corrections=(fs.corrections.scaffold(),))),
-        "exchange nothing() needs no state as large as the model shared through the server",
-    ),
-    "a momentum": (
-        lambda net: fs.fedavg(
-            local_of(net, optimizer_state="average").change(optimizer=optax.adam(0.1)),
-            clients_per_round=2,
-        ).replace(exchange=exchange.split(own=fs.leaves.head(net))),
-        "needs no state as large as the model shared through the server",
-    ),
-    "a code": (
-        lambda net: made(net).replace(
-            sending=(fs.sending.compressed(fs.compression.top_k(0.1)),)
-        ), "sending compressed(top_k(0.1)) needs a model that is sent, exchange is nothing()",
-    ),
-    "weights of updates": (
-        lambda net: made(net).replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "exchange nothing() needs no pre-aggregation, preaggregation is",
-    ),
-    "prototypes without noise": (
-        lambda net: algorithms.dp_fedavg(made(net).parts.local, clients_per_round=2),
-        "needs no state shared through the server besides the model, local is local_sgd(",
     ),
 }  # fmt: skip
 

@@ -1129,18 +1129,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "target": (lambda: attacks.mimic(MALICIOUS, 8), "target must be in 0..7, got 8"),
     "b": (lambda: attacks.fang_trim(MALICIOUS, 1.0), "b must be above 1 and finite, got 1.0"),
-    "knowledge": (
-        lambda: attacks.fang_trim(MALICIOUS, knowledge="none"),  # type: ignore[arg-type]
-        "knowledge must be 'full' or 'partial', got 'none'",
-    ),
-    "along": (
-        lambda: attacks.optimised(MALICIOUS, aggregators.mean, along="sign"),  # type: ignore[arg-type]
-        "along must be 'spread' or 'mean', got 'sign'",
-    ),
-    "robust mixing": (
-        lambda: robust(LOCAL, clients_per_round=9, mixing="some"),  # type: ignore[arg-type]
-        "mixing must be 'nearest', 'buckets' or None, got 'some'",
-    ),
     "too large buckets": (
         lambda: robust(
             LOCAL, clients_per_round=90, aggregator="krum", mixing="buckets", bucket_size=3
@@ -1151,11 +1139,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "peers": (
         lambda: preaggregation.trust(fs.local_sgd(fs.toy().objective, optax.sgd(1.0), peers=True)),
         "local must do without the other clients' samples for FLTrust, got peers=True",
-    ),
-    "rule": (
-        lambda: robust(None, clients_per_round=1, aggregator="bulyan"),  # type: ignore[arg-type]
-        "aggregator must be one of mean, coordinate_median, trimmed_mean, geometric_median, krum, "
-        "multi_krum, caf, got 'bulyan'",
     ),
 }
 

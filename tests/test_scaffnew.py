@@ -94,51 +94,6 @@ def test_rounds_are_the_steps_of_the_paper(
     assert_trees(total, jax.tree.map(jnp.zeros_like, total), rtol=0, atol=2e-5)
 
 
-@pytest.mark.slow
-def test_with_an_average_after_every_step_it_is_parallel_sgd(
-    federation: Federation, models: dict[str, fs.Model]
-) -> None:
-    """The variates move, but their sum is 0."""
-    model = models["logistic"]
-    ours = made(model, coin=1.0)
-    plain = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
-    theirs = (
-        algorithms.parallel_sgd(plain, clients_per_round=N)
-        .on(ONE)
-        .replace(weighting=fs.weighting.equal)
-    )
-    a, b = (play(algorithm, model, federation.data, 3) for algorithm in (ours, theirs))
-    assert_trees(a.servers, b.servers, rtol=1e-5, atol=1e-6)
-    h = a.states[-1].client_state.corrections[0].h
-    assert max(float(jnp.abs(w).max()) for w in jax.tree.leaves(h)) > 1e-3
-
-
-@pytest.mark.slow
-def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Model]) -> None:
-    """Of the plain mean of all losses, with whole gradients; without variates it drifts off."""
-    model = models["logistic"]
-    risk = fs.empirical_risk(model, l2=0.5)
-    local = fs.local_sgd(risk, optax.sgd(LR), batch_size=64)
-    ours = algorithms.scaffnew(local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN).on(ONE)
-    plain = ours.replace(local=ours.parts.local.change(corrections=None))
-
-    oracle = Oracle(federation.data, None, LR, 0, 64, 1)
-
-    def slope(server: Any) -> float:
-        layers = layers_of(server)
-        slopes = [
-            loss_and_gradient(layers, oracle.data.x[rows], oracle.data.y[rows])[1]
-            for rows in map(oracle.rows, range(N))
-        ]
-        decay = [w if w.ndim > 1 else 0 * w for w in layers]  # of no bias
-        mean = plus(average(slopes, [1.0] * N), decay, 0.5)
-        return float(np.sqrt(sum((g * g).sum() for g in mean)))
-
-    ends = [slope(play(a, model, federation.data, 100).servers[-1]) for a in (ours, plain)]
-    assert ends[0] < 1e-3
-    assert ends[1] > 3e-2
-
-
 @pytest.mark.parametrize("p", [0.1, 0.6])
 def test_coins_are_geometric(p: float) -> None:
     part = fs.local.geometric(p)
@@ -159,42 +114,6 @@ def test_the_last_coin_of_a_float_is_the_most() -> None:
 
 
 FIT: dict[str, tuple[Callable[[fs.Algorithm], Any], str]] = {
-    "a median": (
-        lambda a: a.replace(aggregator=fs.aggregators.coordinate_median),
-        "needs the plain mean, aggregator is coordinate_median: use aggregator=mean",
-    ),
-    "weights": (
-        lambda a: a.replace(weighting=fs.weighting.by_samples),
-        "needs clients that count equally, weighting is by_samples: use weighting=equal",
-    ),
-    "a cohort": (
-        lambda a: a.replace(selection=fs.selection.uniform()),
-        "needs all clients in every round, selection is uniform(): use selection=everyone()",
-    ),
-    "a code": (
-        lambda a: a.replace(sending=(fs.sending.clip_norm(1.0),)),
-        "needs clients that send their updates unchanged, sending is (clip_norm(1.0),): use sendin",
-    ),
-    "buckets": (
-        lambda a: a.replace(preaggregation=(fs.preaggregation.bucketing(),)),
-        "needs no pre-aggregation, preaggregation is (bucketing(),): use",
-    ),
-    "in flight": (
-        lambda a: a.replace(flight=fs.flight.delayed(2)),
-        "needs models that return in the round in which they left, flight is delayed(2)",
-    ),
-    "stale models": (
-        lambda a: a.replace(broadcast=fs.broadcast.stale(2)),
-        "needs the server's latest model for all, broadcast is stale(2): use broadcast=latest()",
-    ),
-    "a server's step": (
-        lambda a: a.replace(server=fs.server.optimizer(optax.sgd(0.5))),
-        "needs a server model that is replaced by the aggregate, server is optimizer(<optax>)",
-    ),
-    "another rate": (
-        lambda a: a.replace(local=a.parts.local.change(optimizer=optax.sgd(0.3))),
-        "needs the optimiser that its settings assume, optax.sgd(0.1)",
-    ),
     "steps": (lambda a: a.parts.local.change(steps=5), "steps must be drawn, such as by geo"),
     "two lengths": (
         lambda a: a.parts.local.change(max_steps=3),

@@ -240,15 +240,6 @@ def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     assert len(counts) > 1
 
 
-@pytest.mark.slow
-def test_without_haste_all_candidates_train() -> None:
-    """Then they are a uniform cohort."""
-    clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10), deadline=1e9)
-    made = algorithm(fs.selection.within_deadline(M), clock)
-    for key, _, metrics, _ in play(made, 3):
-        assert cohort(metrics) == set(_distinct(stream(key, Round.POLL), M, N).tolist())
-
-
 # ---- awake ----
 
 
@@ -369,12 +360,6 @@ def many_draws(part: fs.base.Selection, slots: int) -> Callable[[Callable[[Any],
     return found
 
 
-def test_one_tier_is_everyone() -> None:
-    found = many_draws(fs.selection.tiers(1, reports.accuracy(net())), M)(lambda state: state)
-    assert (found.sum(axis=1) == M).all()
-    np.testing.assert_allclose(found.mean(axis=0), M / N, atol=5 * 0.5 / math.sqrt(4000))
-
-
 def test_tiers_come_with_their_chances_while_they_have_credits() -> None:
     found = many_draws(fs.selection.tiers(4, reports.accuracy(net())), 1)
 
@@ -490,17 +475,6 @@ def test_the_known_are_drawn_by_value_and_the_new_by_speed() -> None:
     np.testing.assert_allclose(found[:, 4:].mean(axis=0), speed / speed.sum(), atol=0.04)
 
 
-@pytest.mark.slow
-def test_who_only_explores_meets_everyone_first() -> None:
-    part = fs.selection.guided(explore=1.0, decay=1.0, least=1.0)
-    clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10))
-    made = algorithm(part, clock, local=fs.local.with_utility(local(), risk()))
-    rounds = [cohort(metrics) for _, _, metrics, _ in play(made, 3)]
-    assert len(rounds[0] | rounds[1]) == 2 * M
-    assert set.union(*rounds) == set(range(N))
-    assert len(rounds[2]) == M
-
-
 @functools.cache
 def paced() -> Any:
     """What is known after a draw, of the sums of utilities and the round before it."""
@@ -554,11 +528,6 @@ def test_a_round_is_no_larger_for_many_clients(name: str) -> None:
 # ---- what is refused ----
 
 
-def _private() -> Any:
-    made = fs.algorithms.dp_fedavg(local(), clients_per_round=M, sampling="fixed")
-    return made.replace(selection=fs.selection.power_of_choice(4, reports.mean_loss(risk())))
-
-
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "fewer than slots": (
         lambda: play(algorithm(fs.selection.power_of_choice(2), None), 1),
@@ -570,75 +539,14 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "candidates must be at least the 4 clients of a round, got 3",
     ),
-    "in flight": (
-        lambda: algorithm(
-            fs.selection.power_of_choice(4, reports.mean_loss(risk())), None,
-            flight=fs.flight.delayed(2),
-        ),
-        r"selection power_of_choice\(4, .*\) needs models that return in the round in which they "
-        r"left, flight is delayed\(2\): use flight=every_round\(\)",
-    ),
-    "gossip": (
-        lambda: fs.algorithms.gossip(local(), clients_per_round=M).replace(
-            selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))
-        ),
-        r"selection power_of_choice\(4, .*\) needs models that return in the round",
-    ),
-    "phase shift": (
-        lambda: fs.phase_shift(local(), clients_per_round=4, phases=2).replace(
-            selection=fs.selection.awake(), clock=CLOCK
-        ),
-        r"flight staggered\(2, .*\) needs slots that keep their clients, selection is awake\(\)",
-    ),
-    "several models": (
-        lambda: fs.algorithms.ifca(local(), clients_per_round=M, clusters=2, objective=risk())
-        .replace(selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))),
-        r"selection power_of_choice\(4, .*\) needs the server's latest model for all, broadcast is",
-    ),
-    "coded downloads": (
-        lambda: fs.algorithms.stc(local(), clients_per_round=M, sparsity=0.1).replace(
-            selection=fs.selection.power_of_choice(4, reports.mean_loss(risk()))
-        ),
-        r"selection power_of_choice\(4, .*\) needs a server model that is sent uncompressed, .* se",
-    ),
-    "privacy": (_private, r"needs clients that report no numbers, selection is power_of_choice"),
-    "no deadline": (
-        lambda: algorithm(fs.selection.within_deadline(4), CLOCK),
-        r"selection within_deadline\(4\) needs rounds that end by a deadline, clock is "
-        r"simulated\(.*\): use clock=simulated\(..., deadline=...\), or --clock",
-    ),
-    "no clock": (
-        lambda: fs.algorithms.fedcs(local(), clients_per_round=4, clock=None),
-        r"selection within_deadline\(4\) needs rounds that end by a deadline, clock is None: use",
-    ),
     "more tiers than clients": (
         lambda: play(algorithm(fs.selection.tiers(9, reports.accuracy(net())), CLOCK), 1),
         "count must be at most the 8 clients, got 9",
-    ),
-    "tiers of nobody's seconds": (
-        lambda: fs.algorithms.tifl(local(), clients_per_round=M, model=net(), clock=None),
-        r"selection tiers\(5, .*\) needs a clock, clock is None: use",
     ),
     "window": (lambda: fs.selection.guided(window=0), "window must be in 1..10000000, got 0"),
     "nobody's utility": (
         lambda: play(algorithm(fs.selection.guided(), CLOCK), 1),
         r"selection guided\(\) needs clients that report utility, local is local_sgd",
-    ),
-    "Oort without a clock": (
-        lambda: fs.algorithms.oort(
-            local(), clients_per_round=M, objective=risk(), clock=None
-        ),
-        r"selection guided\(.*\) needs a clock, clock is None: use",
-    ),
-    "Oort in flight": (
-        lambda: algorithm(
-            fs.selection.guided(), CLOCK, flight=fs.flight.delayed(2)
-        ),
-        r"selection guided\(\) needs models that return in the round in which they left",
-    ),
-    "nobody sleeps": (
-        lambda: algorithm(fs.selection.awake(), fs.clock.simulated(1.0)),
-        r"selection awake\(\) needs clients that sleep at times, clock is simulated\(1.0\)",
     ),
 }  # fmt: skip
 
@@ -699,23 +607,3 @@ def test_a_client_drawn_twice_counts_twice() -> None:
             server = jax.tree.map(lambda a: a[0], evaluation.recorded)
             for ours, theirs in zip(layers_of(server), plain.round(drawn.tolist()), strict=True):
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-KEEPING = {"optimizer": optax.sgd(0.1, momentum=0.9), "optimizer_state": "keep"}
-
-
-@pytest.mark.parametrize(
-    ("parts", "of_local", "message"),
-    [
-        ({"weighting": fs.weighting.by_samples}, {}, "clients that count equally"),
-        ({"flight": fs.flight.delayed(2)}, {}, "models that return in the round"),
-        ({}, {"corrections": (fs.corrections.scaffold(),)}, "clients that keep nothing"),
-        ({}, KEEPING, "clients that keep nothing"),
-    ],
-)
-def test_with_replacement_is_for_clients_without_memory(
-    parts: dict[str, Any], of_local: dict[str, Any], message: str
-) -> None:
-    given = {"weighting": fs.weighting.equal, "local": local().change(**of_local)} | parts
-    with pytest.raises(ValueError, match=r"selection with_replacement\(\) needs " + message):
-        algorithm(fs.selection.with_replacement(), None, **given)

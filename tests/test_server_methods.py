@@ -1110,10 +1110,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: ozdayi(any_local(), clients_per_round=2, literal_signs=True, backwards=True),
         "backwards must be without literal: it reads the sum's absolute value",
     ),
-    "decay": (
-        lambda: preaggregation.staleness(0.5, "linear"),  # type: ignore[arg-type]
-        "decay must be one of constant, polynomial, hinge, got 'linear'",
-    ),
     "unmeasured": (
         lambda: apply_once(preaggregation.q_fair(1, 0.1)),
         "local must report its clients' initial_loss",
@@ -1126,10 +1122,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "graph": (
         lambda: redistribution.matchings(redistribution.ring(3), 1.0)(jax.random.key(0), 4),
         "edges must join the 4 slots, got a graph of 3",
-    ),
-    "topology": (
-        lambda: gossip(any_local(), clients_per_round=4, topology="star"),  # type: ignore[arg-type]
-        "topology must be one of ring, complete, got 'star'",
     ),
     "buffer": (
         lambda: fedasync(any_local(), clients_per_round=4, buffer_size=5),

@@ -106,10 +106,6 @@ def test_a_round_of_which_nobody_is_left_ends_the_run() -> None:
 BASE = ["--compare", "none", "--clients", "8", "--model", "logistic", "--on-nan", "skip-client"]
 REFUSED = {
     "radfed": "models that return in the round in which they left, flight is ",
-    "phase_shift": "models that return in the round in which they left, flight is ",
-    "gossip": "models that return in the round in which they left, flight is ",
-    "scaffold": "no state shared through the server besides the model, local is ",
-    "qffl": "pre-aggregations that do not read the clients' losses, preaggregation is ",
     "scaffnew": "--on-nan skip-client: ",
 }
 
@@ -123,15 +119,6 @@ def test_where_a_client_cannot_be_skipped_it_is_refused(name: str) -> None:
     assert "\n" not in message
     if name != "scaffnew":
         assert "finite_only() needs " in message
-
-
-def test_the_compositions_that_lose_count_are_refused() -> None:
-    algorithm = fs.fedavg(local(), clients_per_round=2)
-    with pytest.raises(ValueError, match=r"finite_only\(\) needs no other part that withholds"):
-        algorithm.replace(sending=[FINITE(), FINITE()])
-    told = fs.selection.importance(lambda variables, client: jnp.float32(1))
-    with pytest.raises(ValueError, match=r"finite_only\(\) needs clients that report no numbers"):
-        algorithm.replace(sending=[FINITE()], selection=told)
 
 
 def fragile(shape: tuple[int, ...], classes: int) -> fs.Model:

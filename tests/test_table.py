@@ -149,16 +149,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.local_sgd(handwritten(), optax.sgd(0.1)),  # type: ignore[arg-type]
         "objective must be a function: use empirical_risk(model), got Model",
     ),
-    "last": (lambda: local(last_batch="pad"), "last_batch must be 'keep', 'drop' or 'refill'"),
     "phases": (
         lambda: fs.phase_shift(local(), clients_per_round=40, phases=7),
         "phases must divide the 40 active clients: one of [1, 2, 4, 5, 8, 10, 20, 40], got 7",
     ),
     "no phases": (lambda: fs.phase_shift(local(), clients_per_round=4, phases=0), "phases must"),
-    "mode": (
-        lambda: fs.phase_shift(local(), clients_per_round=4, mode="fast"),  # type: ignore[arg-type]
-        "mode must be 'communication' or 'epochs', got 'fast'",
-    ),
     "devices": (lambda: fs.make_execution(devices=99), "devices must be in 1..4 on this machine"),
     "no devices": (lambda: fs.make_execution(devices=0), "devices must be in 1..4"),
     "chunk": (lambda: fs.make_execution(chunk=-1), "chunk must be at least 0, got -1"),

@@ -92,16 +92,6 @@ def test_a_run_follows_a_trace(tmp_path: Path) -> None:
     assert expected[-1] == 40
 
 
-def test_npz_is_as_csv(tmp_path: Path) -> None:
-    file = written(tmp_path, WINDOWS + "\n\n")  # as an editor leaves it
-    table = np.genfromtxt(file, delimiter=",", names=True)
-    columns: dict[str, Any] = {name: table[name] for name in known(table.dtype.names)}
-    np.savez(tmp_path / "trace.npz", **columns)
-    one, other = (fs.clock.traced(tmp_path / f"trace.{kind}") for kind in ("csv", "npz"))
-    for second in (0, 30, 55, 85):
-        assert at(one, second) == at(other, second)
-
-
 BAD = {
     "no rows": (f"{HEAD}\n", "has no rows"),
     "empty": ("", "lacks the column client"),
@@ -145,10 +135,8 @@ def test_what_is_no_trace_is_refused(case: str, tmp_path: Path) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lacks\.csv: No such file"):
         fs.clock.traced(tmp_path / "lacks.csv")
-    with pytest.raises(ValueError, match=r"trace\.txt must be a \.csv or \.npz file"):
+    with pytest.raises(ValueError, match=r"trace\.txt must be a \.csv file"):
         fs.clock.traced(written(tmp_path, WINDOWS, "trace.txt"))
-    with pytest.raises(ValueError, match=r"trace\.npz: not a whole \.npz file"):
-        fs.clock.traced(written(tmp_path, "nothing", "trace.npz"))
     with pytest.raises(ValueError, match="period must be a whole number of seconds from 1, got 0"):
         fs.clock.traced(written(tmp_path, WINDOWS), period=0)
     with pytest.raises(ValueError, match="row 4: to must be at most 99, got 20 to 100"):

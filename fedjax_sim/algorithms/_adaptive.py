@@ -51,10 +51,6 @@ def adaptive_steps(
         model per client. Traffic per round: m models and 8 bytes each down; m models, as many
         gradients and 8 bytes each up.
 
-    Raises:
-        ValueError: if a setting is out of range, or the budget does not cover a round with one
-            step.
-
     Source: Wang, Tuor, Salonidis, Leung, Makaya, He, Chan, "Adaptive federated learning in resource
     constrained edge computing systems", IEEE JSAC 2019 <https://arxiv.org/abs/1804.05271>,
     Algorithms 2 and 3.
@@ -162,22 +158,9 @@ def loadaboost(
     Returns:
         The algorithm. Traffic per round: m models and medians down, m models and losses up.
 
-    Raises:
-        ValueError: if the local update's number of epochs is not whole.
-
     Source: Huang, Yin, Fu, Zhang, Deng, Liu, "LoAdaBoost: loss-based AdaBoost federated machine
     learning with reduced computational complexity on IID and non-IID intensive care data", PLOS ONE
     2020 <https://arxiv.org/abs/1811.12629>, Algorithm 2.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1), epochs=4)
-        >>> algorithm = fs.algorithms.loadaboost(
-        ...     local, clients_per_round=5, objective=problem.objective
-        ... )
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
     """
     return compose(
         control.loadaboost(local, mean_loss(objective, local.batch_size)), clients_per_round

@@ -101,10 +101,6 @@ def ccvr(
         The algorithm. Traffic per round: m models down, m up; at the end, N models down and 4 M (D²
         + D + 1) bytes up from each client, where D is the width of the head.
 
-    Raises:
-        ValueError: if the model has no features, its head is not a matrix with at most a bias, or a
-            setting is out of range.
-
     Source: Luo, Chen, Hu, Zhang, Liang, Feng, "No fear of heterogeneity: classifier calibration for
     federated learning with non-IID data", NeurIPS 2021 <https://arxiv.org/abs/2106.05001>,
     Algorithm 1.
@@ -160,10 +156,6 @@ def ozdayi(
     Returns:
         The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if a setting is out of range, the local update keeps state between rounds, or
-            literal_signs and backwards are both set.
-
     Source: Ozdayi, Kantarcioglu, Iyer, "Improving accuracy of federated learning in non-IID
     settings", 2020 <https://arxiv.org/abs/2010.15582>, sections 3.1, 3.3 and 3.4; Ozdayi,
     Kantarcioglu, Gel, "Defending against backdoors in federated learning with robust learning
@@ -214,9 +206,6 @@ def semifl(
 
     Returns:
         The algorithm, for data with ``root`` samples. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if a setting is out of range or the local update keeps state between rounds.
 
     Source: Diao, Ding, Tarokh, "SemiFL: semi-supervised federated learning for unlabeled clients
     with alternate training", NeurIPS 2022 <https://arxiv.org/abs/2106.01432>, Algorithm 1.

@@ -44,9 +44,6 @@ def isfedavg(
         first round, with initial scores "gradient", one model to each of the N clients and one
         number up.
 
-    Raises:
-        ValueError: if gamma is out of range.
-
     Source: Rizk, Vlaski, Sayed, "Federated learning under importance sampling", 2020
     <https://arxiv.org/abs/2012.07383>.
     """
@@ -87,9 +84,6 @@ def ocs(
     Returns:
         The algorithm; with m of at least n it is FedAvg. Traffic per round: n models down, m up on
         average, and one number from each client, with AOCS 1 + 2 j_max.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Chen, Horváth, Richtárik, "Optimal client sampling for federated learning", TMLR 2022
     <https://arxiv.org/abs/2010.13723>, Algorithms 1 and 2; their code, 2020
@@ -133,25 +127,9 @@ def astraea(
         one of FedAvg (``round_factor``). Traffic per round: m/γ models down, m/γ up (mediators are
         part of the server); before the first round, M label counts from every client.
 
-    Raises:
-        ValueError: if mediator_size does not divide clients_per_round, or mediator_epochs is not
-            positive.
-
     Source: Duan, Liu, Chen, Tan, Ren, Qiao, Liang, "Astraea: self-balancing federated learning for
     improving classification accuracy of mobile deep learning applications", ICCD 2019
     <https://arxiv.org/abs/1907.01132>.
-
-    Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.astraea(
-        ...     local, clients_per_round=10, classes=problem.classes, mediator_size=5
-        ... )
-        >>> algorithm.slots, algorithm.round_factor
-        (2, 5.0)
-        >>> problem.accuracy(algorithm, rounds=5) > 0.8  # one aggregation
-        True
     """
     if mediator_size < 1 or clients_per_round % mediator_size:
         allowed = [n for n in range(1, clients_per_round + 1) if clients_per_round % n == 0]

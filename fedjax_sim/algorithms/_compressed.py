@@ -184,18 +184,6 @@ def fedavg_qsgd(
     <https://arxiv.org/abs/1909.13014>, Algorithm 1, where all n_k are equal; Alistarh, Grubic, Li,
     Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and encoding",
     NeurIPS 2017 <https://arxiv.org/abs/1610.02132>, section 3.1, for the quantiser.
-
-    Example:
-        >>> import jax, optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedavg_qsgd(local, clients_per_round=5, levels=7)
-        >>> problem.accuracy(algorithm, rounds=3) > 0.8
-        True
-        >>> variables = jax.eval_shape(problem.model.init, jax.random.key(0))
-        >>> traffic = algorithm.traffic(variables, problem.data)
-        >>> traffic.download, traffic.upload  # bytes of a model and of a message: 4 bits an entry
-        (2600, 329)
     """
     code = compression.stochastic_quantisation(levels)
     return compose(

@@ -121,10 +121,6 @@ def scaffnew(
     Returns:
         The algorithm. Memory: two models per client. Traffic per round: N models down, N up.
 
-    Raises:
-        ValueError: if coin or momentum is out of range, the local update's optimiser is not SGD
-            with lr and momentum, or clients_per_round is not N.
-
     Source: Mishchenko, Malinovsky, Stich, Richtárik, "ProxSkip: yes! Local gradient steps provably
     lead to communication acceleration! Finally!", ICML 2022 <https://arxiv.org/abs/2202.09357>,
     Algorithm 2.
@@ -174,10 +170,6 @@ def fednova(
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, and T_k with each.
-
-    Raises:
-        ValueError: if momentum or mu is out of range or both are positive, the local update's
-            optimiser is not SGD with lr and momentum, or it has corrections.
 
     Source: Wang, Liu, Liang, Joshi, Poor, "Tackling the objective inconsistency problem in
     heterogeneous federated optimization", NeurIPS 2020 <https://arxiv.org/abs/2007.07481>, sections

@@ -44,11 +44,6 @@ def fedproto(
         The algorithm. Memory: one model per client. Traffic per round: 4 M (D + 1) bytes down to
         each of m clients, as many up.
 
-    Raises:
-        ValueError: if the model has no features or no head, the objective is not an
-            ``empirical_risk``, lam is negative, or the local update shares anything as large as the
-            model.
-
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning across
     heterogeneous clients", AAAI 2022 <https://arxiv.org/abs/2105.00243>, Algorithm 1.
 
@@ -97,10 +92,6 @@ def fd(
     Returns:
         The algorithm. Memory: one model per client. Traffic per round: 4 M (M + 1) bytes down to
         each of m clients, 4 M² up.
-
-    Raises:
-        ValueError: if the objective is not an ``empirical_risk``, γ is negative, or the local
-            update shares anything as large as the model.
 
     Source: Jeong, Oh, Kim, Park, Bennis, Kim, "Communication-efficient on-device machine learning:
     federated distillation and augmentation under non-IID private data", 2018
@@ -161,10 +152,6 @@ def fedmd(
     Returns:
         The algorithm, for data with ``root`` samples. Memory: one model per client. Traffic per
         round: 4 n M + 4 bytes down to each of m clients, 4 n M up.
-
-    Raises:
-        ValueError: if a setting is out of range, or the local update shares anything as large as
-            the model; in the first round, if the data have no ``root``.
 
     Source: Li, Wang, "FedMD: heterogenous federated learning via model distillation", 2019
     <https://arxiv.org/abs/1910.03581>, Algorithm 1.

@@ -35,9 +35,6 @@ def fedper(
     Returns:
         The algorithm. Memory: one head per client. Traffic per round: m bodies down, m up.
 
-    Raises:
-        ValueError: if the model has no head, or the local update shares anything besides the model.
-
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, "Federated learning with personalization
     layers", 2019 <https://arxiv.org/abs/1912.00818>, Algorithms 1 and 2.
 
@@ -71,9 +68,6 @@ def lg_fedavg(
     Returns:
         The algorithm. Memory: one body per client. Traffic per round: m heads down, m up.
 
-    Raises:
-        ValueError: if the model has no head, or the local update shares anything besides the model.
-
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think locally, act
     globally: federated learning with local and global representations", 2020
     <https://arxiv.org/abs/2001.01523>, Algorithm 1.
@@ -100,10 +94,6 @@ def fedbn(
     Returns:
         The algorithm. Memory: the BatchNorm layers of every client. Traffic per round: m models
         without these layers down, m up.
-
-    Raises:
-        ValueError: in the first round, if the model has no such layer; if the local update shares
-            anything besides the model.
 
     Source: Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local
     batch normalization", ICLR 2021 <https://arxiv.org/abs/2102.07623>, Algorithm 1.
@@ -140,10 +130,6 @@ def fedrep(
 
     Returns:
         The algorithm. Memory: one head per client. Traffic per round: m bodies down, m up.
-
-    Raises:
-        ValueError: if the model has no head, head_epochs is not positive, or the local update
-            shares anything besides the model.
 
     Source: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for
     personalized federated learning", ICML 2021 <https://arxiv.org/abs/2102.07078>, Algorithm 1.
@@ -186,9 +172,6 @@ def fedbabu(
 
     Returns:
         The algorithm. Traffic per round: m bodies down, m up; the head once to every client.
-
-    Raises:
-        ValueError: if the model has no head, or fine_tuning_epochs is not positive.
 
     Source: Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image
     classification", ICLR 2022 <https://arxiv.org/abs/2106.06042>, Algorithm 1.
@@ -246,16 +229,12 @@ def heterofl(
     .. math:: w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}},
               \qquad r_k = 2^{-(k \bmod L)}
 
-    with m_k the weights between the units that client k has, a share r_k of each hidden layer. The
-    paper's norms without running statistics, scaled activations and loss over the client's own
-    classes are not part of it.
+    with m_k the weights between the units that client k has, a share r_k of each hidden layer; the
+    model must have dense and convolutional layers alone. The paper's norms without running
+    statistics, scaled activations and loss over the client's own classes are not part of it.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
-
-    Raises:
-        ValueError: if levels is above 32, or the model has no head, or layers that are neither
-            dense nor convolutional; if the local update shares anything besides the model.
 
     Source: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
     learning for heterogeneous clients", ICLR 2021 <https://arxiv.org/abs/2010.01264>, section 3.
@@ -281,10 +260,6 @@ def fedrolex(
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
-
-    Raises:
-        ValueError: if levels is above 32, or the model has no head, or layers that are neither
-            dense nor convolutional; if the local update shares anything besides the model.
 
     Source: Alam, Liu, Yan, Zhang, "FedRolex: model-heterogeneous federated learning with rolling
     sub-model extraction", NeurIPS 2022 <https://arxiv.org/abs/2212.01548>, Algorithm 1.
@@ -317,10 +292,6 @@ def fjord(
     Returns:
         The algorithm, which reports the losses of the networks that were drawn. Traffic per round:
         m models down, m up, each as wide as the client's.
-
-    Raises:
-        ValueError: if levels is above 32, or the model has no head, or layers that are neither
-            dense nor convolutional; if the local update shares anything besides the model.
 
     Source: Horváth, Laskaridis, Almeida, Leontiadis, Venieris, Lane, "FjORD: fair and accurate
     federated learning under heterogeneous targets with ordered dropout", NeurIPS 2021

@@ -66,7 +66,7 @@ EXAMPLE = """\
 True"""
 SECTIONS = {
     "Returns": "Returns:\n    The algorithm. Traffic per round: m models down, m up.",
-    "Raises": "Raises:\n    ValueError: if a setting is out of range.",
+    "Raises": "Raises:\n    ValueError: if a setting is out of range, or does not fit another one.",
 }
 """The sections of a docstring that lacks them."""
 

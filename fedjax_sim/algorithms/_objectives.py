@@ -37,10 +37,6 @@ def moon(
     Returns:
         The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if the model has no features, the objective is not an ``empirical_risk``, mu is
-            negative or temperature is not positive.
-
     Source: Li, He, Song, "Model-contrastive federated learning", CVPR 2021
     <https://arxiv.org/abs/2103.16257>, Algorithm 1.
     """
@@ -70,10 +66,6 @@ def fedntd(
     Args:
         beta: β: weight of the distillation term.
 
-    Raises:
-        ValueError: if the objective is not an ``empirical_risk``, beta is negative or temperature
-            is not positive.
-
     Source: Lee, Jeong, Shin, Bae, Yun, "Preservation of the global knowledge by not-true
     distillation in federated learning", NeurIPS 2022 <https://arxiv.org/abs/2106.03097>.
     """
@@ -98,9 +90,6 @@ def fedlc(
     Args:
         tau: τ: strength of the calibration; 0 is FedAvg.
 
-    Raises:
-        ValueError: if the objective is not an ``empirical_risk``, or tau is negative.
-
     Source: Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated learning with label distribution skew via
     logits calibration", ICML 2022 <https://arxiv.org/abs/2209.00189>.
     """
@@ -122,9 +111,6 @@ def fedrs(
 
     Args:
         alpha: α: the scale; 1 is FedAvg.
-
-    Raises:
-        ValueError: if the objective is not an ``empirical_risk``, or alpha is out of range.
 
     Source: Li, Zhan, "FedRS: federated learning with restricted softmax for label distribution
     non-IID data", KDD 2021 <https://doi.org/10.1145/3447548.3467254>.
@@ -160,10 +146,6 @@ def fedgkd(
     Returns:
         The algorithm. Memory: M + 1 models at the server. Traffic per round: 2m models down, or m
         if M is 1; m up.
-
-    Raises:
-        ValueError: if the objective is not an ``empirical_risk``, gamma is negative, or buffer or
-            temperature is not positive.
 
     Source: Yao, Pan, Dai, Wan, Ding, Jin, Xu, Sun, "Local-global knowledge distillation in
     heterogeneous federated learning with non-IID data", 2021 <https://arxiv.org/abs/2107.00051>.

@@ -35,9 +35,6 @@ def ditto(
     Returns:
         The algorithm. Memory: one model per client. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if lam is negative, or the local update compresses.
-
     Source: Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through
     personalization", ICML 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
     """
@@ -67,10 +64,6 @@ def fine_tuned(
     Args:
         local: the local update, which must not compress; fine-tuning differs from it only in its
           epochs.
-
-    Raises:
-        ValueError: if fine_tuning_epochs is not positive; in the first evaluation, if the local
-            update compresses.
 
     Source: Wang, Mathews, Kiddon, Eichner, Beaufays, Ramage, "Federated evaluation of on-device
     personalization", 2019 <https://arxiv.org/abs/1910.10252>.
@@ -145,10 +138,6 @@ def fedrod(
     Returns:
         The algorithm. Memory: one head per client. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if the model has no head, the objective is not an ``empirical_risk``, or gamma
-            is negative.
-
     Source: Chen, Chao, "On bridging generic and personalized federated learning for image
     classification", ICLR 2022 <https://arxiv.org/abs/2107.00778>.
     """
@@ -197,19 +186,17 @@ def fedala(
     Returns:
         The algorithm. Memory: two heads per client. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if the model has no head, mix_lr is negative or mix_share is not in (0, 1].
-
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for
     personalized federated learning", AAAI 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1.
     """
-    head = leaves.head(model)
-    options = {"mix_lr": mix_lr, "mix_share": mix_share}
+    start = personal.adaptive_start(
+        local, objective, leaves.head(model), mix_lr=mix_lr, mix_share=mix_share
+    )
     return compose(
-        personal.adaptive_start(local, objective, head, **options),
+        start,
         clients_per_round,
         weighting=client_weights(equal_weights),
-        personal=personal.adaptively_mixed(local, objective, head, **options),
+        personal=personal.adaptively_mixed(start),
     )
 
 
@@ -242,9 +229,6 @@ def fedamp(
     Returns:
         The algorithm. Memory: one model per client, at the server. Traffic per round: m models
         down, m up.
-
-    Raises:
-        ValueError: if alpha or sigma is not positive, or lam is negative.
 
     Source: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized cross-silo federated learning on
     non-IID data", AAAI 2021 <https://arxiv.org/abs/2007.03797>, Algorithm 1.
@@ -284,10 +268,6 @@ def fedfomo(
     Returns:
         The algorithm. Memory: two models per client. Traffic per round: M m models down, m up, and
         M numbers with each.
-
-    Raises:
-        ValueError: if a setting is out of range; in the first round, if there are not more than M
-            clients.
 
     Source: Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order
     model optimization", ICLR 2021 <https://arxiv.org/abs/2012.08565>, section 3.

@@ -6,6 +6,7 @@ from fedjax_sim import privacy
 from fedjax_sim.algorithms._method import method, server_sgd
 from fedjax_sim.base import Decay, Finite, LocalUpdate, Positive, PreAggregation, Share
 from fedjax_sim.plan import selection
+from fedjax_sim.privacy import Sampling
 from fedjax_sim.round import Algorithm, compose
 from fedjax_sim.server import weighting
 
@@ -22,7 +23,7 @@ def dp_fedavg(
     quantile: Share | None = None,
     clip_lr: Finite = 0.2,
     count_noise: float | None = None,
-    sampling: privacy.Sampling = "poisson",
+    sampling: Sampling = "poisson",
 ) -> Algorithm:
     r"""DP-FedAvg: clipped updates, Gaussian noise and a fixed denominator.
 
@@ -50,10 +51,6 @@ def dp_fedavg(
         The algorithm; without noise, with an infinite clip and a fixed cohort, it is FedAvg with
         equal weights, up to rounding. Traffic per round: m models down, m up (on average).
 
-    Raises:
-        ValueError: if a setting is out of range, the model has non-trainable variables, or the
-            local update shares state through the server or needs other clients' samples.
-
     Source: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language
     models", ICLR 2018 <https://arxiv.org/abs/1710.06963>, Algorithm 1; Andrew, Thakkar, McMahan,
     Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021
@@ -76,8 +73,6 @@ def dp_fedavg(
         >>> round(spent, 2)
         1.04
     """
-    if sampling not in ("poisson", "fixed"):
-        raise ValueError(f"sampling must be 'poisson' or 'fixed', got {sampling!r}")
     if quantile is None and count_noise is not None:
         raise ValueError(f"count_noise must be None without a quantile, got {count_noise}")
     private = (
@@ -138,10 +133,6 @@ def dp_ftrl(
         The algorithm; without noise, with an infinite clip and all clients in every round, it is
         FedAvg with equal weights, up to rounding. Traffic per round: m models down, m up.
 
-    Raises:
-        ValueError: if a setting is out of range, the model has non-trainable variables, or the
-            local update shares state through the server or needs other clients' samples.
-
     Source: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning
     without sampling or shuffling", ICML 2021 <https://arxiv.org/abs/2103.00039>, Algorithm 1;
     Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu, "(Amplified) banded matrix
@@ -188,10 +179,6 @@ def dp_sgd(
     Returns:
         The algorithm; without noise, with an infinite clip and B at least n_k, it is FedAvg, up to
         rounding. Traffic per round: m models down, m up.
-
-    Raises:
-        ValueError: if a setting is out of range, the model has non-trainable variables, or the
-            local update reads samples without noise.
 
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang, "Deep learning with
     differential privacy", CCS 2016 <https://arxiv.org/abs/1607.00133>, Algorithm 1, at each client.

@@ -80,9 +80,6 @@ def fedcs(
         The algorithm. Traffic per round: one model down and one up for each selected client, and
         three numbers from each candidate.
 
-    Raises:
-        ValueError: if the clock has no deadline.
-
     Source: Nishio, Yonetani, "Client selection for federated learning with heterogeneous resources
     in mobile edge", ICC 2019 <https://arxiv.org/abs/1804.08333>, section IV.
     """
@@ -122,9 +119,6 @@ def hybrid_fl(
         The algorithm, for data with ``root`` samples. Traffic per round: one model down and one up
         for each selected client, and three numbers from each candidate; n_0 samples up before the
         first round.
-
-    Raises:
-        ValueError: if the clock has no deadline, or the local update keeps state between rounds.
 
     Source: Yoshida, Nishio, Morikura, Yamamoto, Yonetani, "Hybrid-FL for wireless networks:
     cooperative learning mechanism using non-IID data", ICC 2020 <https://arxiv.org/abs/1905.07210>.
@@ -168,9 +162,6 @@ def tifl(
         The algorithm. Traffic per round: m models down, m up; in rounds with an evaluation, also
         one model down and one number up for each evaluated client; before the first round, one
         model to all clients and back.
-
-    Raises:
-        ValueError: if there is no clock, or a setting is out of range.
 
     Source: Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng, "TiFL: a tier-based
     federated learning system", HPDC 2020 <https://arxiv.org/abs/2001.09249>, Algorithm 2.
@@ -219,9 +210,6 @@ def oort(
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, and m numbers.
-
-    Raises:
-        ValueError: if there is no clock, or a setting is out of range.
 
     Source: Lai, Zhu, Madhyastha, Chowdhury, "Oort: efficient federated learning via guided
     participant selection", OSDI 2021 <https://arxiv.org/abs/2010.06081>, Algorithm 1.

@@ -147,10 +147,6 @@ def fedcm(
     Returns:
         The algorithm. Traffic per round: m models and m momenta down, m models up.
 
-    Raises:
-        ValueError: if alpha, momentum or server_lr is out of range, or the local update's optimiser
-            is not SGD with lr and momentum.
-
     Source: Xu, Wang, Wang, Yao, "FedCM: federated learning with client-level momentum", 2021
     <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """
@@ -303,10 +299,6 @@ def streaming_diloco(
     Returns:
         The algorithm. Memory: m models, and one optimiser state per client. Traffic per round: a
         P-th of m models down, as much up; in the first round m models down.
-
-    Raises:
-        ValueError: if fragments, server_lr or server_momentum is out of range; in the first round,
-            if the model has fewer layers than fragments.
 
     Source: Douillard, Donchev, Rush, Kale, Charles, Garrett, Teston, Lacey, McIlroy, Shen, Ramé,
     Szlam, Ranzato, Barham, "Streaming DiLoCo with overlapping communication: towards a distributed

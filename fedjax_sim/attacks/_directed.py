@@ -62,8 +62,6 @@ class fang_trim(Colluding):
     def __post_init__(self) -> None:
         if not 1 < self.b < math.inf:
             raise ValueError(f"b must be above 1 and finite, got {self.b}")
-        if self.knowledge not in ("full", "partial"):
-            raise ValueError(f"knowledge must be 'full' or 'partial', got {self.knowledge!r}")
 
     @property
     def omniscient(self) -> bool:

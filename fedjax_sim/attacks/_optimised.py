@@ -79,10 +79,6 @@ class optimised(Colluding):
     along: Along = "spread"
     evaluations: Count = 20
 
-    def __post_init__(self) -> None:
-        if self.along not in ("spread", "mean"):
-            raise ValueError(f"along must be 'spread' or 'mean', got {self.along!r}")
-
     @property
     def needs(self) -> tuple[Need, ...]:
         return (NO_FLIGHT,)

@@ -154,6 +154,14 @@ class Correction(Part):
     """
 
     @property
+    def reads_samples(self) -> bool:
+        """Whether it reads more of a client's samples than the gradients of its steps.
+
+        DP-SGD, which adds noise to these alone, rejects it.
+        """
+        return True
+
+    @property
     def kind(self) -> object:
         """The kind of correction: two of one kind would correct twice, and are rejected."""
         return type(self)

@@ -1,4 +1,4 @@
-"""Types of settings with a range, which every part and method checks when it is made."""
+"""Settings with a range or a choice, which every part and method checks when it is made."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numbers
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from fedjax_sim.base.arrays import concrete
 from fedjax_sim.base.words import array_type
@@ -84,8 +84,11 @@ FinitePositive: TypeAlias = Annotated[
 ]
 """A finite number above 0."""
 
-Limits: TypeAlias = Mapping[str, tuple[int, Range]]
-"""The position and the range of each setting that has a range, by name."""
+Choice: TypeAlias = tuple[Any, ...]
+"""The values of a setting of type ``Literal``."""
+
+Limits: TypeAlias = Mapping[str, tuple[int, Range | Choice]]
+"""The position of each setting that has a range or a choice, and that, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST, whole=True)
 _COUNTED = Range("at least 1", 1, whole=True)
@@ -94,12 +97,12 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
-    """Returns the settings with a range among names in order, with annotations and namespaces.
+    """Returns the limited settings among names in order, with annotations and namespaces.
 
     >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"][1]
     'at least 0'
     """
-    found = {}
+    found: dict[str, tuple[int, Range | Choice]] = {}
     for i, (name, of, namespace) in enumerate(annotated):
         members = typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,)
         if isinstance(of, str):
@@ -108,22 +111,31 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
         ranges = [r for m in members for r in getattr(m, "__metadata__", ()) if type(r) is Range]
         if not ranges and int in members and {*members} <= {int, type(None)}:
             ranges = [_COUNTED if name in COUNTED else _INTEGER]
-        if ranges:
-            found[name] = i, ranges[0]
+        choices = [typing.get_args(m) for m in members if typing.get_origin(m) is Literal]
+        for limit in (*ranges[:1], *choices):
+            found[name] = i, limit
     return types.MappingProxyType(found)
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number is out of its range.
+    """Raises ValueError if a number is out of its range, or a value is none of the choices.
 
     Traced numbers, and functions or None in place of a number, are not checked.
 
     >>> check({"mu": (0, Range("at least 0", 0))}, (-1,), {})
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1
+    >>> check({"mode": (0, ("slow", "fast", "off"))}, ("on",), {})
+    Traceback (most recent call last):
+    ValueError: mode must be 'slow', 'fast' or 'off', got 'on'
     """
     for name, (i, within) in limits.items():
         value = args[i] if i < len(args) else settings.get(name)
+        if not isinstance(within, Range):
+            if value is not None and value not in within:
+                first, last = ", ".join(map(repr, within[:-1])), repr(within[-1])
+                raise ValueError(f"{name} must be {first} or {last}, got {value!r}")
+            continue
         kind = f"a whole number {within.words}".rstrip() if within.whole else within.words
         if value is None or callable(value) or not concrete(value):
             continue

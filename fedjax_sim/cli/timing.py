@@ -14,13 +14,12 @@ from fedjax_sim.cli.flags import naming, offering
 from fedjax_sim.cli.parts import value
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.plan.clock import simulated, traced
-from fedjax_sim.plan.traces import ENDINGS
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import Result
 
 CLOCKS = (
     "constant(seconds)", "lognormal(median, sigma)", "pareto(least, alpha)", "tiers(seconds, ...)",
-    "simulated(...)", *(f"FILE{ending}" for ending in ENDINGS),
+    "simulated(...)", "FILE.csv",
 )  # fmt: skip
 """The forms of a clock, for messages."""
 
@@ -29,7 +28,7 @@ def _converted(text: str) -> str:
     """Returns the clock of a text as it prints."""
     try:
         found = _clock(text)
-        return text if text.endswith(ENDINGS) else shown(found)
+        return text if text.endswith(".csv") else shown(found)
     except (ValueError, TypeError) as error:
         message = str(error)
         name = text.partition("(")[0]
@@ -41,7 +40,7 @@ def _converted(text: str) -> str:
 
 def _clock(text: str) -> Clock:
     """Returns the clock of a text: a clock, the seconds of a local step, or the file of a trace."""
-    if text.endswith(ENDINGS):
+    if text.endswith(".csv"):
         return traced(text)
     found = value("clock", calls.parse(text), {})
     return found if isinstance(found, Clock) else simulated(found)
@@ -58,7 +57,7 @@ class Timing(Group):
         "seconds of a local step by device: constant(seconds), lognormal(median, sigma), "
         "pareto(least, alpha) or tiers(seconds, ...); or a clock such as 'simulated(tiers(1, "
         "2), bandwidth(1e6, 4e6), bernoulli(0.9), deadline=60)', see fs.clock.simulated; or a "
-        "trace (.csv, .npz), see fs.clock.traced. A round lasts as long as its slowest client; "
+        "trace (.csv), see fs.clock.traced. A round lasts as long as its slowest client; "
         "fedasync and fedbuff collect the clients that return first",
         shown="no clock",
         metavar="TEXT",

@@ -67,6 +67,7 @@ class proximal(Correction):
     mu: NonNegative
 
     kind = "proximal"
+    reads_samples = False
 
     @property
     def pull(self) -> float:
@@ -199,13 +200,13 @@ class scaffold(Correction):
 
     option: Option = 2
 
-    def __post_init__(self) -> None:
-        if self.option not in (1, 2):
-            raise ValueError(f"option must be 1 or 2, got {self.option!r}")
-
     @property
     def path(self) -> bool:
         return self.option == 2
+
+    @property
+    def reads_samples(self) -> bool:
+        return self.option == 1
 
     def client_state(self, params: PyTree) -> PyTree:
         return jax.tree.map(jnp.zeros_like, params)
@@ -264,6 +265,8 @@ class dynamic(Correction):
     """
 
     alpha: Positive
+
+    reads_samples = False
 
     @property
     def dual(self) -> float:

@@ -176,6 +176,8 @@ class client_momentum(Correction):
     lr: Positive
     momentum: Decay = 0.0
 
+    reads_samples = False
+
     @property
     def needs(self) -> tuple[Need, ...]:
         return (ONE_MODEL, NO_FLIGHT, OWN_ROWS, sgd_of("lr", self.lr, self.momentum), FRESH)

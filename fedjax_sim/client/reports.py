@@ -76,10 +76,6 @@ class squared_gradient(Part):
     batch_size: Count
     kind: Kind = "minibatch"
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("minibatch", "sample"):
-            raise ValueError(f"kind must be 'minibatch' or 'sample', got {self.kind!r}")
-
     def __call__(self, variables: Variables, client: ClientView) -> Array:
         def squared_norm(batch: Batch) -> Array:
             context = Context(variables, client, jax.random.key(0))

@@ -60,6 +60,9 @@ from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 from fedjax_sim.privacy import dp_sgd
 
+LastBatch = Literal["keep", "drop", "refill"]
+OptimizerState = Literal["reset", "keep", "average"]
+
 
 class SGD(LocalUpdate):
     """The settings of :class:`fedjax_sim.local.local_sgd` and the training by them."""
@@ -68,10 +71,10 @@ class SGD(LocalUpdate):
     optimizer: optax.GradientTransformation
     batch_size: Count = 16
     epochs: float | Sequence[float] = 1.0
-    last_batch: Literal["keep", "drop", "refill"] = "keep"
+    last_batch: LastBatch = "keep"
     _: dataclasses.KW_ONLY
     max_steps: Count | None = None
-    optimizer_state: Literal["reset", "keep", "average"] = "reset"
+    optimizer_state: OptimizerState = "reset"
     corrections: Sequence[Correction] = ()
     transforms: Sequence[Transform] = ()
     peers: bool = False
@@ -82,7 +85,6 @@ class SGD(LocalUpdate):
     trained: Leaves | None = None
     rate_by_round: optax.Schedule | None = None
     rate_by_client: Sequence[float] | None = None
-    batch_by_client: Sequence[int] | None = None
     stragglers: Share = 0.0
     steps: DrawnSteps | None = None
     shared: Shared | None = None
@@ -96,23 +98,24 @@ class SGD(LocalUpdate):
     def steps_for(self, samples: Any, client: Any = None) -> Any:
         if self.steps is not None:
             return 0 * samples + self.steps.most
-        epochs, batches = own_settings.expected(self.epochs, client), self._batches(samples, client)
-        return own_settings.steps_of(epochs, batches, self.max_steps)
+        epochs = own_settings.largest(self.epochs)
+        if client is not None:
+            epochs = own_settings.of_client(self.epochs, client)
+        return own_settings.steps_of(epochs, self._batches(samples), self.max_steps)
 
     def _common_steps(self, client: ClientView) -> tuple[int, int] | None:
         """Returns the steps of a visit and of an epoch of all clients; None if they differ."""
         unknown = self.steps, self.inexactness, self.until, client.limit, client.budget
         total = common_count(client, self.steps_for)
-        own = self.epochs, self.batch_by_client or self.batch_size
-        differ = self.stragglers or not all(map(own_settings.is_common, own))
+        differ = self.stragglers or not own_settings.is_common(self.epochs)
         if total is None or differ or any(end is not None for end in unknown):
             return None
         batches = common_count(client, lambda samples: min(self._batches(samples), total))
         return None if batches is None else (total, batches)
 
-    def _batches(self, samples: Any, client: Any = None) -> Any:
-        """Returns the number of minibatches in an epoch of ``client int32[*]``; None: the most."""
-        size = own_settings.expected(self.batch_by_client or self.batch_size, client, least=True)
+    def _batches(self, samples: Any) -> Any:
+        """Returns the number of minibatches in an epoch."""
+        size = self.batch_size
         return samples // size if self.last_batch == "drop" else -(-samples // size)
 
     @property
@@ -133,11 +136,6 @@ class SGD(LocalUpdate):
         if self.trained is None:
             return lambda params: params
         return functools.partial(tree.only, self.trained(variables).params)
-
-    def _filled(self, grads: PyTree, params: PyTree) -> PyTree:
-        if self.trained is None:
-            return grads
-        return tree.filled(grads, jax.tree.map(jnp.zeros_like, params))
 
     def _transformed(self, key: Array, batch: Batch, client: ClientView) -> Batch:
         for i, change in enumerate(self.transforms):
@@ -166,7 +164,7 @@ class SGD(LocalUpdate):
         if self.steps is None:
             epochs = own_settings.epochs_of(self.epochs, self.stragglers, visit.key, client)
             samples = client.size if client.budget is None else client.budget
-            batches = self._batches(samples, client.id)
+            batches = self._batches(samples)
             total = own_settings.steps_of(epochs, batches, self.max_steps)
         else:
             total = self.steps.draw(round_key(client), common.shared)
@@ -203,7 +201,7 @@ class SGD(LocalUpdate):
         visit = Visit(*given)
         progress = widened(progress, visit.variables)
         client, last = visit.client, self._most_epochs - 1
-        batches = self._batches(client.size, client.id)
+        batches = self._batches(client.size)
         todo = jnp.clip(plan.total - plan.epoch * batches, 0, batches)
         todo = jnp.where(plan.epoch <= last, todo, 0)
         if self.inexactness is not None:
@@ -228,10 +226,9 @@ class SGD(LocalUpdate):
         context = context._replace(key=stream(plan.key, Epoch.STEP, b))
         progress = widened(progress, visit.variables)
         params, state = progress.variables
-        chosen = self._chosen(progress.variables)
-        own_size = own_settings.of_client(self.batch_by_client, visit.client.id)
+        chosen, zeros = self._chosen(progress.variables), jax.tree.map(jnp.zeros_like, params)
         size, refill = self.batch_size, self.last_batch == "refill"
-        samples = minibatch(context.client, plan.order, b, size, refill=refill, own=own_size)
+        samples = minibatch(context.client, plan.order, b, size, refill=refill)
         samples = self._transformed(context.key, samples, context.client)
         rate = own_settings.rate_of(self.rate_by_round, self.rate_by_client, context.client)
         step = functools.partial(descended, self._optimizer, key=context.key, factor=rate)
@@ -245,7 +242,7 @@ class SGD(LocalUpdate):
 
         def changed(grads: PyTree, some: PyTree) -> PyTree:
             there = tree.filled(some, params)
-            grads = self._filled(grads, there)
+            grads = tree.filled(grads, zeros)
             return chosen(corrected(self.corrections, grads, there, context, states, start))
 
         private = None
@@ -256,7 +253,7 @@ class SGD(LocalUpdate):
         taken = step(objective, *old, corrected=changed, private=private)
         path, companion, loss = progress.path, progress.companion, progress.loss
         if path is not None:
-            path = jax.tree.map(jnp.add, path, self._filled(taken.gradient, params))
+            path = jax.tree.map(jnp.add, path, tree.filled(taken.gradient, zeros))
         count = jnp.sum(samples.mask, dtype=jnp.int32) if private is None else private.samples
         loss = loss + taken.loss.astype(loss.dtype) * count.astype(loss.dtype)
         if self.companion is not None:
@@ -344,7 +341,7 @@ class SGD(LocalUpdate):
         elif self.steps is None:
             end = jax.lax.fori_loop(0, self._most_epochs, lambda e, w: epoch(e, w, client), start)
         else:
-            batches = self._batches(client.size, client.id)
+            batches = self._batches(client.size)
             needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
             end = repeat(client, needed, self._most_epochs, epoch, start)
         return self._end(plan, end, *visit)

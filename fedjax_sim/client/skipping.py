@@ -79,6 +79,8 @@ class scaffnew(Correction):
     lr: Positive
     momentum: Decay = 0.0
 
+    reads_samples = False
+
     @property
     def needs(self) -> tuple[Need, ...]:
         optimizer = sgd_of("lr", self.lr, self.momentum)

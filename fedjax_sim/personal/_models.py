@@ -79,19 +79,17 @@ class ditto(Wrapper):
     .. math:: \min_{v_k} h_k(v_k; w_t) = F_k(v_k) + \frac{\lambda}{2} \lVert v_k - w_t \rVert^2
 
     At each visit v_k continues from its last value, towards the w_t that the client has just
-    received; w_k is trained, sent and reported as if there were no v_k. The first v_k is the
-    initial server model; v_k never leaves the client, which keeps a model for it. The corrections
-    of local's gradients are for w_k: they are no part of h_k and do not act on v_k.
+    received, on the minibatches of w_k; w_k is trained, sent and reported as if there were no v_k.
+    The first v_k is the initial server model; v_k never leaves the client, which keeps a model for
+    it. Its optimiser, its memory and what the server would share for it, such as drawn numbers of
+    steps, start afresh at each visit, and the corrections of local's gradients do not act on it.
 
     Args:
         local: trains w_k.
         lam: λ, the pull towards the shared model; 0 trains v_k alone.
-        own: trains v_k, with its own corrections, if any; None: like w_k, on the same minibatches,
-          without w_k's corrections. Its optimiser, its memory and what the server would share for
-          it, such as drawn numbers of steps, start afresh at each visit.
 
     Raises:
-        ValueError: if lam is negative, or own has settings for another number of clients.
+        ValueError: if lam is negative.
 
     Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
@@ -110,33 +108,11 @@ class ditto(Wrapper):
     """
 
     lam: NonNegative
-    own: LocalUpdate | None = None
-
-    def __post_init__(self) -> None:
-        several = {self.local.clients, self._solver.clients} - {None}  # checks the settings of own
-        if len(several) > 1:
-            raise ValueError(
-                "own must have settings for the same clients as local, got "
-                f"{self._solver.clients} and {self.local.clients} clients"
-            )
 
     @functools.cached_property
     def _solver(self) -> LocalUpdate:
-        solver = self.own or self.local.change(corrections=None)
-        return solver.change(corrections=(_towards_received(self.lam),))
-
-    def change(self, **settings: Any) -> ditto:
-        """Returns it with other settings of ``local`` and ``own``."""
-        own = None if self.own is None else self.own.change(**settings)
-        return self.replace(local=self.local.change(**settings), own=own)
-
-    @property
-    def peers(self) -> bool:
-        return self.local.peers or self._solver.peers
-
-    @property
-    def clients(self) -> int | None:
-        return self.local.clients or self._solver.clients
+        alone = self.local.change(corrections=None)
+        return alone.change(corrections=(_towards_received(self.lam),))
 
     @property
     def survey(self) -> Survey | None:
@@ -170,10 +146,8 @@ class stored(Part):
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        found = kept_of(Stored, client_state)
-        if not found:
-            raise ValueError("stored() needs a local update with a personal model; see ditto")
-        own: Variables = found[0].own
+        (kept,) = kept_of(Stored, client_state)
+        own: Variables = kept.own
         return own
 
 
@@ -281,13 +255,8 @@ class accompanied(Part):
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
     ) -> Variables:
-        found = kept_of(Accompanied, client_state)
-        if len(found) != 1:
-            raise ValueError(
-                f"accompanied() needs a local update with one companion, got {len(found)}: see "
-                "local.change(companion=...)"
-            )
-        return self.companion.used(found[0].own, received)
+        (kept,) = kept_of(Accompanied, client_state)
+        return self.companion.used(kept.own, received)
 
 
 def keeping(kind: type, what: str, instead: str) -> Need:
@@ -317,6 +286,8 @@ class _towards_received(Correction):
     """The pull λ (v - w) towards the received model w, from which v's state was made."""
 
     lam: float
+
+    reads_samples = False
 
     def client_state(self, params: PyTree) -> PyTree:
         return params

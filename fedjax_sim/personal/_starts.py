@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from fedjax_sim.base import (
     Context,
     Fraction,
     Leaves,
-    LocalUpdate,
     Need,
     NonNegative,
     Objective,
@@ -35,7 +33,7 @@ from fedjax_sim.personal._models import keeping, kept_of
 
 NO_SETTINGS: dict[str, Any] = dict.fromkeys(
     ("steps", "max_steps", "corrections", "memory", "companion", "trained", "inexactness", "until",
-     "rate_by_round", "rate_by_client", "batch_by_client", "shared")
+     "rate_by_round", "rate_by_client", "shared")
 ) | {"half_weights": False}  # fmt: skip
 """Settings of the local update that do not apply to the shares."""
 
@@ -83,23 +81,10 @@ class adaptive_start(Wrapper):
     objective: Objective
     leaves: Leaves
     _: dataclasses.KW_ONLY
-    mix_lr: float = 1.0
-    mix_share: float = 0.8
+    mix_lr: NonNegative = 1.0
+    mix_share: Fraction = 0.8
 
     moves_start = True
-
-    def __post_init__(self) -> None:
-        _ = self._mix  # checks the settings
-
-    @functools.cached_property
-    def _mix(self) -> adaptively_mixed:
-        return adaptively_mixed(
-            self.local,
-            self.objective,
-            self.leaves,
-            mix_lr=self.mix_lr,
-            mix_share=self.mix_share,
-        )
 
     @property
     def survey(self) -> Survey | None:
@@ -120,56 +105,16 @@ class adaptive_start(Wrapper):
         client_state: Mixed,
         shared_state: PyTree,
     ) -> Trained:
-        start, share = self._mix.mixed(key, variables, client, client_state)
+        start, share = self.mixed(key, variables, client, client_state)
         trained = self.local.train(key, start, client, client_state.inner, shared_state)
         kept = Mixed(self._chosen(trained.variables), share, trained.client_state)
         return trained._replace(client_state=kept)
-
-
-class adaptively_mixed(Part):
-    """The model from which FedALA would start now, :class:`fedjax_sim.local.adaptive_start`.
-
-    The whole model must travel.
-
-    Args:
-        local: the local update given to :class:`fedjax_sim.local.adaptive_start`, as are the other
-            arguments.
-        objective: F_b of the shares.
-        leaves: the leaves that are mixed.
-        mix_lr: η_W.
-        mix_share: the fraction of the samples that is used.
-
-    Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>.
-    """
-
-    local: LocalUpdate
-    objective: Objective
-    leaves: Leaves
-    _: dataclasses.KW_ONLY
-    mix_lr: NonNegative = 1.0
-    mix_share: Fraction = 0.8
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        # A leaf that stays with its client would be mixed with itself.
-        mixing = keeping(Mixed, "one adaptive start", "adaptive_start(local, ...)")
-        return (WHOLE_MODEL, mixing)
-
-    def __call__(
-        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
-    ) -> Variables:
-        found = kept_of(Mixed, client_state)
-        if len(found) != 1:
-            raise ValueError(
-                f"adaptively_mixed() needs a local update with one adaptive_start, got {len(found)}"
-            )
-        return self.mixed(key, received, client, found[0])[0]
 
     def mixed(
         self, key: Array, received: Variables, client: ClientView, kept: Mixed
     ) -> tuple[Variables, PyTree]:
         """Returns ŵ and the new W_k."""
-        theirs = tree.only(self.leaves(received).params, received.params)
+        theirs = self._chosen(received)
 
         def between(share: PyTree) -> PyTree:
             some = jax.tree.map(lambda o, w, s: o + s * (w - o), kept.own, theirs, share)
@@ -194,6 +139,30 @@ class adaptively_mixed(Part):
         states = update.client_state(start), update.shared_state(start)
         share = update.train(own_key, start, some, *states).variables.params
         return received._replace(params=between(share)), share
+
+
+class adaptively_mixed(Part):
+    """The model from which FedALA would start now; the whole model must travel.
+
+    Args:
+        start: the local update of the composition.
+
+    Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>.
+    """
+
+    start: adaptive_start
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        # A leaf that stays with its client would be mixed with itself.
+        mixing = keeping(Mixed, "one adaptive start", "adaptive_start(local, ...)")
+        return (WHOLE_MODEL, mixing)
+
+    def __call__(
+        self, key: Array, received: Variables, client: ClientView, client_state: PyTree
+    ) -> Variables:
+        (kept,) = kept_of(Mixed, client_state)
+        return self.start.mixed(key, received, client, kept)[0]
 
 
 def _stretch(key: Array, client: ClientView, share: float) -> ClientView:

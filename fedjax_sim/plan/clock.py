@@ -70,8 +70,6 @@ class _Rounds(Clock):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.late not in ("drop", "partial"):
-            raise ValueError(f"late must be 'drop' or 'partial', got {self.late!r}")
         if self.late == "partial" and self.deadline is None:
             raise ValueError("late='partial' needs a deadline, which clients stop in time for")
 
@@ -145,12 +143,11 @@ class simulated(_Rounds):
 class traced(_Rounds):
     """Simulated devices from a file, otherwise as :func:`simulated`.
 
-    The file has a row for each client, from 0 and in order, with the columns ``client``,
-    ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``: a .csv file with
-    these names in its first line, or a .npz file with an array for each. With additional columns
-    ``from`` and ``to``, in whole seconds of simulated time, a client may have several rows: it is
-    awake in each interval [from, to), with the speeds of that row, and asleep at any other time.
-    The row at the start of a round applies to the whole round.
+    The .csv file has a row for each client, from 0 and in order, with the columns ``client``,
+    ``seconds_per_step``, ``up_bytes_per_second`` and ``down_bytes_per_second``, named in its first
+    line. With additional columns ``from`` and ``to``, in whole seconds of simulated time, a client
+    may have several rows: it is awake in each interval [from, to), with the speeds of that row, and
+    asleep at any other time. The row at the start of a round applies to the whole round.
 
     Args:
         file: the trace; it may have more clients than the data.

@@ -254,10 +254,6 @@ class importance(Selection):
 
     reads = ("importance",)
 
-    def __post_init__(self) -> None:
-        if self.initial not in ("gradient", "ones"):
-            raise ValueError(f"initial must be 'gradient' or 'ones', got {self.initial!r}")
-
     @property
     def setup_traffic(self) -> SetupTrafficOf | None:
         def gradients(variables: Variables, data: ClientData) -> SetupTraffic:

@@ -7,20 +7,19 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.base import Array, Availability, Law, Link, Now
-from fedjax_sim.base.files import open_text, read_npz
+from fedjax_sim.base.files import open_text
 from fedjax_sim.plan.devices import bandwidth
 
 Column = NDArray[np.float64]
 SPEEDS = ("seconds_per_step", "up_bytes_per_second", "down_bytes_per_second")
 TIMES = ("from", "to")
-ENDINGS = (".csv", ".npz")
 
 
 class Trace(NamedTuple):
@@ -104,10 +103,10 @@ def read(file: str | Path, period: int | None) -> Trace:
 
 def _columns(path: Path) -> dict[str, Column]:
     """Reads the columns of a file and checks their names."""
-    if path.suffix not in ENDINGS:
-        raise ValueError(f"{path} must be a .csv or .npz file")
+    if path.suffix != ".csv":
+        raise ValueError(f"{path} must be a .csv file")
     try:
-        found = _csv(path) if path.suffix == ".csv" else _npz(path)
+        found = _csv(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     needed = ("client", *SPEEDS)
@@ -135,22 +134,11 @@ def _csv(path: Path) -> dict[str, Column]:
     for i, row in enumerate(rows, 1):
         if len(row) != len(head):
             raise ValueError(f"{path}: row {i} has {len(row)} values, the header has {len(head)}")
-    return {name.strip(): _numbers(path, [row[i] for row in rows]) for i, name in enumerate(head)}
-
-
-def _npz(path: Path) -> dict[str, Column]:
-    found = {name: _numbers(path, array) for name, array in read_npz(path).items()}
-    shapes = {array.shape for array in found.values()}
-    if len(shapes) > 1 or any(len(shape) != 1 for shape in shapes):
-        raise ValueError(f"{path} must have one-dimensional arrays of equal length")
-    return found
-
-
-def _numbers(path: Path, values: list[str] | NDArray[Any]) -> Column:
     try:
-        return np.array(values, np.float64)
+        columns = np.array(rows, np.float64).reshape(len(rows), len(head)).T
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return {name.strip(): column for name, column in zip(head, columns, strict=True)}
 
 
 def _check_numbers(file: str | Path, columns: dict[str, Column]) -> None:

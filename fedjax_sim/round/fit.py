@@ -114,8 +114,6 @@ def _check_kinds(parts: Any) -> None:
     flight = parts.flight
     if flight.refresh is not None:
         check_kind("refresh must be a", Refresh, flight.refresh)
-    if flight.evaluated not in ("server", "in_flight"):
-        raise ValueError(f"evaluated must be 'server' or 'in_flight', got {flight.evaluated!r}")
     functions = {role: getattr(parts, role) for role in FUNCTIONS} | {"personal": parts.personal}
     if parts.learned is None:
         functions["redistribution"] = flight.redistribution

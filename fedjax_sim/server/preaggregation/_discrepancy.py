@@ -65,10 +65,6 @@ class discrepancy(PreAggregation):
 
     weighs = True
 
-    def __post_init__(self) -> None:
-        if self.distance not in ("kl", "l2"):
-            raise ValueError(f"distance must be 'kl' or 'l2', got {self.distance!r}")
-
     def setup_traffic(self, variables: Variables, data: ClientData) -> SetupTraffic:
         return SetupTraffic(4 * data.clients, 0)
 

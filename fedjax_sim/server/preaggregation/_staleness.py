@@ -72,9 +72,6 @@ class staleness(PreAggregation):
 
     needs = (STALENESS, NO_FLIGHT)
 
-    def __post_init__(self) -> None:
-        _check_decay(self.decay)
-
     def apply(
         self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
@@ -120,9 +117,6 @@ class discounted(PreAggregation):
 
     needs = (STALENESS, NO_FLIGHT)
 
-    def __post_init__(self) -> None:
-        _check_decay(self.decay)
-
     def apply(
         self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
@@ -158,8 +152,3 @@ def _factors(cohort: Cohort, decay: StalenessDecay, slope: float | None, grace: 
     if decay == "constant":
         return jnp.ones_like(d)
     return (d + 1) ** -a if decay == "polynomial" else 1 / (a * jnp.maximum(d - grace, 0) + 1)
-
-
-def _check_decay(decay: StalenessDecay) -> None:
-    if decay not in SLOPES:
-        raise ValueError(f"decay must be one of {', '.join(SLOPES)}, got {decay!r}")
