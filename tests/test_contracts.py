@@ -160,6 +160,7 @@ PARTS: dict[str, dict[str, Make]] = {
             epochs=range(1, N + 1),
             rate_by_client=[0.5] * N,
             stragglers=0.5,
+            batch_by_client=range(1, N + 1),
         ),
         "local_sgd, averaged": lambda: update().change(optimizer_state="average"),
         "local_sgd, scaffold": lambda: update().change(corrections=(fs.corrections.scaffold(),)),

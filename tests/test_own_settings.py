@@ -1,4 +1,4 @@
-"""Epochs and learning rates of each client, stragglers, and data that drift."""
+"""Epochs, learning rates and minibatches of each client, stragglers, and data that drift."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ LR, COHORT, ROUNDS, E, CHANCE = 0.05, 5, 4, 3, 0.5
 EPOCHS = (1, 3, 2.5, 4, 1, 0.5, 3, 2)
 WHOLE = (1, 3, 2, 4, 1, 5, 3, 2)
 RATES = (1.0, 0.5, 2.0, 1.5, 0.25, 1.0, 3.0, 0.75)
+BATCHES = (16, 3, 8, 16, 1, 7, 4, 12)
 ONE = fs.make_execution(devices=1)
 MODEL = fs.models.logistic((6,), 3)
 CLOCK = fs.clock.simulated(1.0)  # a second for each step
@@ -49,6 +50,7 @@ def view(data: fs.ClientData, client: int) -> ClientView:
 OWN: dict[str, Any] = {
     "epochs": EPOCHS,
     "rate_by_client": RATES,
+    "batch_by_client": BATCHES,
     "stragglers": CHANCE,
     "transforms": (fs.augment.drifting(swapped, lambda t: t >= 2),),
 }
@@ -83,6 +85,7 @@ def test_own_settings_against_numpy(federation: Federation) -> None:
 
     def visit(t: int, k: int, server: oracle.Layers) -> oracle.Visit:
         theirs.round, theirs.epochs, theirs.lr = t, EPOCHS[k], LR * RATES[k]
+        theirs.batch = BATCHES[k]
         key = jax.random.fold_in(jax.random.fold_in(theirs.key(t, 2), k), 2**31 - 10)
         slows, part = np.asarray(jax.random.uniform(key, (2,)), np.float64)
         if slows < CHANCE:
@@ -157,15 +160,17 @@ def test_equal_settings_are_the_same_program(federation: Federation, epochs: flo
     equal = update(epochs=[epochs] * 8, rate_by_client=[1] * 8, stragglers=0.0)
     assert text_of(equal, federation.data) == plain
     assert text_of(update(epochs=EPOCHS), federation.data) != plain
+    whole, floats = (update(batch_by_client=[size] * 8) for size in (4, 4.0))
+    assert text_of(floats, federation.data) == text_of(whole, federation.data)
     # FedCM needs a rate that all clients have.
     half = update(rate_by_client=[0.5] * 8, corrections=(corrections.client_momentum(0.5, LR / 2),))
     fs.fedavg(half, clients_per_round=COHORT)
 
 
 def test_clocks_and_lanes_expect_the_steps_of_each_client(federation: Federation) -> None:
-    local, data = update(epochs=EPOCHS), jax.device_put(federation.data)
-    own = zip(EPOCHS, federation.sizes, strict=True)
-    wanted = [round(e * math.ceil(n / 16)) for e, n in own]
+    local, data = update(epochs=EPOCHS, batch_by_client=BATCHES), jax.device_put(federation.data)
+    own = zip(EPOCHS, BATCHES, federation.sizes, strict=True)
+    wanted = [round(e * math.ceil(n / b)) for e, b, n in own]
     made = fs.fedavg(local, clients_per_round=COHORT).replace(clock=CLOCK)
     key = jax.random.key(0)
     assert placement.client_steps(made.parts, federation.data).tolist() == wanted
@@ -179,8 +184,8 @@ def test_clocks_and_lanes_expect_the_steps_of_each_client(federation: Federation
     events = arrivals._Events(late.parts, key, state, data, size, jnp.int32(0))
     now = Now(jnp.int32(0), jnp.float32(0))
     assert [float(events._durations(jnp.int32(k), now)[1]) for k in range(8)] == wanted
-    for samples in (16, np.int32(16)):  # the most epochs
-        assert int(local.steps_for(samples)) == 4
+    for samples in (16, np.int32(16)):  # the most epochs, the smallest batches
+        assert int(local.steps_for(samples)) == 4 * 16
         assert int(update(epochs=2.5).steps_for(samples)) == 2
     both = fs.local.in_turn(update(epochs=EPOCHS), update(epochs=2))
     assert [int(both.steps_for(np.int32(17), np.int32(k))) for k in (0, 1)] == [2 + 4, 6 + 4]
@@ -242,6 +247,18 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: update(epochs=[1, 2, 3], rate_by_client=[1, 2]),
         "epochs and rate_by_client must have as many numbers, got [3, 2]",
     ),
+    "a large batch": (
+        lambda: update(batch_by_client=[16, 17]),
+        "batch_by_client must be above 0 and at most 16, got 17 for client 1",
+    ),
+    "half a sample": (
+        lambda: update(batch_by_client=[1.5]),
+        "batch_by_client must be whole numbers, got (1.5,)",
+    ),
+    "private batches": (
+        lambda: update(batch_by_client=[1], private=fs.local.dp_sgd(1.0, 1.0)),
+        "batch_by_client must be None with private=dp_sgd(",
+    ),
     "other turns": (
         lambda: fs.local.in_turn(update(epochs=[1, 2]), update(epochs=[1, 2, 3])),
         "in_turn must be of local updates with settings for the same clients, got 2 and 3",
@@ -276,11 +293,11 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fs.fedavg(update(epochs=[1, 2]), clients_per_round=2).init(
             jax.random.key(0), MODEL.init(jax.random.key(0)), make_federation().data
         ),
-        "epochs and rate_by_client must have a number for each of the 8 clients",
+        "epochs, rate_by_client and batch_by_client must have a number for each of the 8 clients",
     ),
     "the server": (
         lambda: own_settings.of_client((1, 2), None),
-        "epochs and rate_by_client must be equal for all clients where the server",
+        "epochs, rate_by_client and batch_by_client must be equal for all clients where the server",
     ),
     "a share": (
         lambda: fs.augment.drifting(swapped, 0.5),  # type: ignore[arg-type]

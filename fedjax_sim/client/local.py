@@ -112,6 +112,8 @@ class local_sgd(SGD):
             ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
         rate_by_client: a factor of every step for each client, such as ``[1.0, 0.5, 2.0]``; None:
             1. Parts that assume a learning rate (FedNova, FedCM) need equal ones.
+        batch_by_client: B_k, the minibatches of each client, at most ``batch_size``, with which
+            devices still compute: smaller ones save no time by step. None: B.
         stragglers: the probability that a client does fewer epochs in a round: 1 to ⌈E⌉ - 1, each
             equally likely, as FedProx' experiments simulate slow devices. It still sends its model.
         steps: a random number of steps, the same for all clients of a round, in place of E epochs,
@@ -154,9 +156,10 @@ class local_sgd(SGD):
             raise ValueError(f"objective must be a function: use empirical_risk(model), got {kind}")
         extra = EXTRA_ARGUMENTS if self.private is None else ("key",)
         check_optimizer("optimizer", self.optimizer, extra)
-        epochs, rates = own_settings.checked(self.epochs, self.rate_by_client)
-        object.__setattr__(self, "epochs", epochs)
-        object.__setattr__(self, "rate_by_client", rates)
+        given = self.epochs, self.rate_by_client, self.batch_by_client
+        own = own_settings.checked(*given, self.batch_size)
+        for name, values in zip(("epochs", "rate_by_client", "batch_by_client"), own, strict=True):
+            object.__setattr__(self, name, values)
         if self.rate_by_round is not None and not callable(self.rate_by_round):
             raise ValueError(f"rate_by_round must be an optax schedule, got {self.rate_by_round!r}")
         roles: dict[str, type] = {"memory": Memory, "shared": Shared, "companion": Companion}
@@ -241,7 +244,7 @@ class local_sgd(SGD):
 
     @property
     def clients(self) -> int | None:
-        given = self.epochs, self.rate_by_client
+        given = self.epochs, self.rate_by_client, self.batch_by_client
         return next((len(values) for values in given if isinstance(values, tuple)), None)
 
     def response(self, steps: int) -> Sequence[float | Array]:

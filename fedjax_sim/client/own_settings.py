@@ -1,4 +1,4 @@
-"""Settings that each client may have of its own: epochs and learning rate."""
+"""Settings that each client may have of its own: epochs, learning rate and minibatches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ Own: TypeAlias = float | Sequence[float]
 """A number for all clients, or one for each."""
 
 
-def checked(epochs: Any, rates: Any) -> tuple[Own, Sequence[float] | None]:
-    """Returns the epochs, a number or a tuple of one for each client, and the rates.
+def checked(
+    epochs: Any, rates: Any, sizes: Any, batch_size: int
+) -> tuple[Own, Sequence[float] | None, Sequence[int] | None]:
+    """Returns the epochs, a number or a tuple of one for each client, rates and minibatches.
 
     Raises:
         ValueError: names the setting, the number and its client.
 
-    >>> checked(np.array([1, 5]), [0.5, 1]), checked(2.0, None)
-    (((1, 5), (0.5, 1.0)), (2.0, None))
+    >>> checked(np.array([1, 5]), [0.5, 1], None, 16), checked(2.0, None, [4.0, 16.0], 16)
+    (((1, 5), (0.5, 1.0), None), (2.0, None, (4, 16)))
     """
     if np.ndim(epochs):
         epochs = _each("epochs", epochs, 10_000)
@@ -35,10 +37,17 @@ def checked(epochs: Any, rates: Any) -> tuple[Own, Sequence[float] | None]:
     elif not 0 < epochs <= 10_000:
         raise ValueError(f"epochs must be above 0 and at most 10000, got {epochs}")
     rates = None if rates is None else _each("rate_by_client", rates, math.inf)
-    counts = [len(values) for values in (epochs, rates) if isinstance(values, tuple)]
-    if len({*counts}) > 1:
-        raise ValueError(f"epochs and rate_by_client must have as many numbers, got {counts}")
-    return epochs, rates
+    sizes = None if sizes is None else _each("batch_by_client", sizes, batch_size)
+    if sizes is not None:
+        if any(size != int(size) for size in sizes):
+            raise ValueError(f"batch_by_client must be whole numbers, got {sizes}")
+        sizes = tuple(map(int, sizes))
+    given = {"epochs": epochs, "rate_by_client": rates, "batch_by_client": sizes}
+    counts = {name: len(values) for name, values in given.items() if isinstance(values, tuple)}
+    if len({*counts.values()}) > 1:
+        names = " and ".join(counts)
+        raise ValueError(f"{names} must have as many numbers, got {[*counts.values()]}")
+    return epochs, rates, sizes
 
 
 def _each(name: str, given: Any, most: float) -> tuple[float, ...]:
@@ -76,8 +85,8 @@ def of_client(values: Own | None, client: Any) -> Any:
         return largest(values)
     if client is None:
         raise ValueError(
-            "epochs and rate_by_client must be equal for all clients where the server trains on "
-            "its own samples: use one number of epochs, and rate_by_client=None"
+            "epochs, rate_by_client and batch_by_client must be equal for all clients where the "
+            "server trains on its own samples: use one number of epochs, and None for the others"
         )
     table = np.asarray(values, np.float32)
     if (table == np.rint(table)).all():
@@ -90,6 +99,13 @@ def common(values: Own | None) -> float:
     if values is None:
         return 1.0
     return largest(values) if is_common(values) else math.nan
+
+
+def expected(values: Own, client: Any, *, least: bool = False) -> Any:
+    """Returns the numbers of ``client``, see :func:`of_client`; of None, the largest or least."""
+    if client is None and least:
+        return min(values) if isinstance(values, Sequence) else values
+    return largest(values) if client is None else of_client(values, client)
 
 
 def epochs_of(values: Own, stragglers: float, key: Array, client: ClientView) -> Any:

@@ -7,7 +7,7 @@ from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.client.sgd import SGD
 from fedjax_sim.privacy import dp_sgd
 
-ABSENT = "companion", "inexactness", "memory", "shared", "steps", "until"
+ABSENT = "batch_by_client", "companion", "inexactness", "memory", "shared", "steps", "until"
 """Settings that must be None."""
 
 

@@ -85,6 +85,7 @@ class SGD(LocalUpdate):
     trained: Leaves | None = None
     rate_by_round: optax.Schedule | None = None
     rate_by_client: Sequence[float] | None = None
+    batch_by_client: Sequence[int] | None = None
     stragglers: Share = 0.0
     steps: DrawnSteps | None = None
     shared: Shared | None = None
@@ -98,24 +99,23 @@ class SGD(LocalUpdate):
     def steps_for(self, samples: Any, client: Any = None) -> Any:
         if self.steps is not None:
             return 0 * samples + self.steps.most
-        epochs = own_settings.largest(self.epochs)
-        if client is not None:
-            epochs = own_settings.of_client(self.epochs, client)
-        return own_settings.steps_of(epochs, self._batches(samples), self.max_steps)
+        epochs, batches = own_settings.expected(self.epochs, client), self._batches(samples, client)
+        return own_settings.steps_of(epochs, batches, self.max_steps)
 
     def _common_steps(self, client: ClientView) -> tuple[int, int] | None:
         """Returns the steps of a visit and of an epoch of all clients; None if they differ."""
         unknown = self.steps, self.inexactness, self.until, client.limit, client.budget
         total = common_count(client, self.steps_for)
-        differ = self.stragglers or not own_settings.is_common(self.epochs)
+        own = self.epochs, self.batch_by_client or self.batch_size
+        differ = self.stragglers or not all(map(own_settings.is_common, own))
         if total is None or differ or any(end is not None for end in unknown):
             return None
         batches = common_count(client, lambda samples: min(self._batches(samples), total))
         return None if batches is None else (total, batches)
 
-    def _batches(self, samples: Any) -> Any:
-        """Returns the number of minibatches in an epoch."""
-        size = self.batch_size
+    def _batches(self, samples: Any, client: Any = None) -> Any:
+        """Returns the number of minibatches in an epoch of ``client int32[*]``; None: the most."""
+        size = own_settings.expected(self.batch_by_client or self.batch_size, client, least=True)
         return samples // size if self.last_batch == "drop" else -(-samples // size)
 
     @property
@@ -164,7 +164,7 @@ class SGD(LocalUpdate):
         if self.steps is None:
             epochs = own_settings.epochs_of(self.epochs, self.stragglers, visit.key, client)
             samples = client.size if client.budget is None else client.budget
-            batches = self._batches(samples)
+            batches = self._batches(samples, client.id)
             total = own_settings.steps_of(epochs, batches, self.max_steps)
         else:
             total = self.steps.draw(round_key(client), common.shared)
@@ -201,7 +201,7 @@ class SGD(LocalUpdate):
         visit = Visit(*given)
         progress = widened(progress, visit.variables)
         client, last = visit.client, self._most_epochs - 1
-        batches = self._batches(client.size)
+        batches = self._batches(client.size, client.id)
         todo = jnp.clip(plan.total - plan.epoch * batches, 0, batches)
         todo = jnp.where(plan.epoch <= last, todo, 0)
         if self.inexactness is not None:
@@ -227,8 +227,9 @@ class SGD(LocalUpdate):
         progress = widened(progress, visit.variables)
         params, state = progress.variables
         chosen, zeros = self._chosen(progress.variables), jax.tree.map(jnp.zeros_like, params)
+        own_size = own_settings.of_client(self.batch_by_client, visit.client.id)
         size, refill = self.batch_size, self.last_batch == "refill"
-        samples = minibatch(context.client, plan.order, b, size, refill=refill)
+        samples = minibatch(context.client, plan.order, b, size, refill=refill, own=own_size)
         samples = self._transformed(context.key, samples, context.client)
         rate = own_settings.rate_of(self.rate_by_round, self.rate_by_client, context.client)
         step = functools.partial(descended, self._optimizer, key=context.key, factor=rate)
@@ -341,7 +342,7 @@ class SGD(LocalUpdate):
         elif self.steps is None:
             end = jax.lax.fori_loop(0, self._most_epochs, lambda e, w: epoch(e, w, client), start)
         else:
-            batches = self._batches(client.size)
+            batches = self._batches(client.size, client.id)
             needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
             end = repeat(client, needed, self._most_epochs, epoch, start)
         return self._end(plan, end, *visit)

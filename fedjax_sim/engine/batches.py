@@ -107,7 +107,15 @@ def of_class(batch: Batch, classes: int) -> Array:
     return ((batch.y[:, None] == known) & batch.mask[:, None]).astype(jnp.float32)
 
 
-def minibatch(client: ClientView, order: Array, number: Array, size: int, *, refill: bool) -> Batch:
+def minibatch(
+    client: ClientView,
+    order: Array,
+    number: Array,
+    size: int,
+    *,
+    refill: bool,
+    own: Array | int | None = None,
+) -> Batch:
     """Returns one minibatch of an epoch.
 
     Args:
@@ -116,17 +124,21 @@ def minibatch(client: ClientView, order: Array, number: Array, size: int, *, ref
         number: ``int32[]``, index of the minibatch.
         size: B.
         refill: whether to fill a smaller last minibatch with the first samples of the epoch.
+        own: B_k, at most B: the rows from B_k on are padding; None: B.
 
     >>> client = ClientView(jnp.arange(9.0), jnp.zeros(9, jnp.int32), jnp.arange(9), jnp.int32(2),
     ...                     jnp.int32(5), 5)
-    >>> batch = minibatch(client, jnp.arange(5), jnp.int32(1), 3, refill=False)
+    >>> batch = minibatch(client, jnp.arange(5), jnp.int32(1), 3, refill=False, own=2)
     >>> batch.x[batch.mask].tolist()
-    [5.0, 6.0]
+    [4.0, 5.0]
     """
-    position = number * size + jnp.arange(size, dtype=jnp.int32)
+    place = jnp.arange(size, dtype=jnp.int32)
+    position = number * (size if own is None else own) + place
     mask = position < client.size
     if refill:
         position, mask = position % client.size, jnp.ones_like(mask)
+    if own is not None:
+        mask = mask & (place < own)
     sample = order[jnp.minimum(position, client.size - 1)]
     return rows_at(client, sample)._replace(mask=mask)
 

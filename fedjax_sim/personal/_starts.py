@@ -33,7 +33,7 @@ from fedjax_sim.personal._models import keeping, kept_of
 
 NO_SETTINGS: dict[str, Any] = dict.fromkeys(
     ("steps", "max_steps", "corrections", "memory", "companion", "trained", "inexactness", "until",
-     "rate_by_round", "rate_by_client", "shared")
+     "rate_by_round", "rate_by_client", "batch_by_client", "shared")
 ) | {"half_weights": False}  # fmt: skip
 """Settings of the local update that do not apply to the shares."""
 

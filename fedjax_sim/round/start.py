@@ -41,8 +41,8 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
     named = parts.local.clients
     if named not in (None, data.clients):
         raise ValueError(
-            f"epochs and rate_by_client must have a number for each of the {data.clients} clients, "
-            f"got {named} numbers"
+            "epochs, rate_by_client and batch_by_client must have a number for each of the "
+            f"{data.clients} clients, got {named} numbers"
         )
     known = None if parts.clock is None else parts.clock.clients
     if known is not None and data.clients > known:
