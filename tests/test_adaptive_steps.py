@@ -140,6 +140,10 @@ def test_clients_alike_train_on(federation: Federation, models: dict[str, fs.Mod
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"phi": 0.0}, "phi must be positive and finite, got 0.0"),
+        ({"lr": -1.0}, "lr must be positive and finite, got -1.0"),
+        ({"step_cost": 0.0}, "step_cost must be positive and finite, got 0.0"),
+        ({"round_cost": -1.0}, "round_cost must be at least 0 and finite, got -1.0"),
         ({"resource_budget": 9.0}, "budget must be more than a round of one step costs, 9.0, got"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -99,6 +100,8 @@ def drawn(law: fs.base.Law, which: Device, seed: int = 0) -> np.ndarray:
 
 # ---- a clock that only counts ----
 
+COUNTING = clock.simulated(0.25)
+
 
 class Reported(NamedTuple):
     """Four rounds of one seed: ``metrics`` has an axis of them."""
@@ -113,6 +116,21 @@ def reported(algorithm: fs.Algorithm, data: fs.ClientData | None = None) -> Repo
     out = play(algorithm, net(), federation().data if data is None else data, 4)
     metrics = jax.tree.map(lambda *each: np.stack(each), *out.metrics)
     return Reported(out.final, metrics, out.states[-1])
+
+
+@pytest.mark.slow
+def test_equal_devices_change_nothing_but_tell_the_seconds() -> None:
+    plain, timed = (reported(method("phase_shift", clock=clock)) for clock in (None, COUNTING))
+    assert_trees(plain.variables, timed.variables)
+    assert_trees(plain.metrics, timed.metrics._replace(time=None))
+    assert plain.metrics.time is None
+    steps = np.array(STEPS)[plain.metrics.client]
+    most, total, time = steps.max(axis=1), steps.sum(axis=1), known(timed.metrics.time)
+    assert time.seconds.tolist() == (0.25 * most).tolist()
+    assert time.computing.tolist() == (0.25 * total).tolist()
+    assert time.waiting.tolist() == (0.25 * (4 * most - total)).tolist()
+    for count in (time.asleep, time.lost, time.late, time.silent):
+        assert not count.any()
 
 
 def test_fragments_take_the_bytes_of_their_turn() -> None:
@@ -588,6 +606,34 @@ def test_partial_work_is_what_the_deadline_leaves() -> None:
     assert known(result.metrics.time).seconds.max() <= 9.9
 
 
+@pytest.mark.slow
+def test_partial_work_tells_fedavg_from_fednova() -> None:
+    """Which are the same as long as all clients take equally many steps."""
+    data = jax.device_put(make_federation([8] * N).data)
+    timed = clock.simulated(clock.tiers(1, 2), deadline=3.0, late="partial")
+
+    def trained(name: str) -> Any:
+        """By the deadline."""
+        own: dict[str, Any] = {"lr": 0.1, "momentum": 0.0} if name == "fednova" else {}
+        made = (
+            fs.ALGORITHMS[name](local(), clients_per_round=4, **own)
+            .on(ONE["execution"])
+            .replace(clock=timed)
+        )
+        first = begun(made, data)
+
+        def server(end: Any) -> Any:
+            ends = made.replace(clock=timed.replace(deadline=end))
+            return stepped(ends, data, *first)[1].server
+
+        return jax.jit(server)
+
+    plain, nova = trained("fedavg"), trained("fednova")
+    assert_trees(plain(99.0), nova(99.0), rtol=1e-4, atol=1e-6)
+    with pytest.raises(AssertionError):
+        assert_trees(plain(3.0), nova(3.0), rtol=1e-3)
+
+
 def test_two_local_updates_share_the_steps_that_are_left() -> None:
     both = fs.local.in_turn(local(), local())
     timed = clock.simulated(1.0, deadline=5.0, late="partial")
@@ -634,6 +680,24 @@ def test_a_round_is_no_larger_for_many_clients() -> None:
         text = str(jax.make_jaxpr(algorithm.step)(jax.random.key(0), state, crowd))
         sizes.append(text.count("[100000") + text.count(",100000"))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_knows_the_time(tmp_path: Path) -> None:
+    made = method("fedavg", clock=clock.simulated(1.5, available=clock.diurnal(0.5, 64)))
+    data, test = federation().data, federation().test
+
+    def until(rounds: int, **settings: Any) -> fs.Result:
+        return fs.simulate(
+            made, net(), data, test, rounds=rounds, classes=3, seeds=(0, 1), eval_every=3,
+            **ONE, **settings,
+        )  # fmt: skip
+
+    until(3, checkpoints=tmp_path)
+    again, whole = until(6, checkpoints=tmp_path), until(6)
+    assert_trees(again.variables, whole.variables)
+    assert again.seconds.tolist() == whole.seconds.tolist()
+    assert_trees(again.metrics.time, whole.metrics.time)
 
 
 # ---- the laws ----

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import Federation, Play, assert_trees, make_federation, play, rejects
+from conftest import Federation, Play, assert_trees, known, make_federation, play, rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Layers, Oracle, average, layers_of, loss_and_gradient
@@ -22,6 +22,7 @@ from fedjax_sim import clustering, flight, personal, selection, tree
 from fedjax_sim.algorithms import dynamic_clustering, ifca
 from fedjax_sim.base import ClientView, Cohort, Gathered
 from fedjax_sim.clustering import EXACT, Models
+from fedjax_sim.data import client_holdout, eval_set
 from fedjax_sim.engine.groups import first_fit, smallest_groups
 
 LR, BATCH = 0.1, 8
@@ -391,6 +392,55 @@ def test_other_starts_are_shuffles_of_the_first(models: dict[str, fs.Model]) -> 
             np.testing.assert_array_equal(np.sort(other.ravel()), np.sort(w.ravel()))
     kernel = stack.params["Dense_0"]["Dense_0"]["kernel"]
     assert len(np.unique(np.asarray(kernel).reshape(3, -1), axis=0)) == 3
+
+
+@pytest.fixture(scope="module")
+def personal_runs(planted: Federation, models: dict[str, fs.Model]) -> dict[str, fs.Result]:
+    """Seeds 0 and 1, each with its own held-out samples, of every method."""
+    splits = [client_holdout(planted.partition, 0.25, seed=s) for s in (0, 1)]
+    x, y = planted.data.x, planted.data.y
+    runs = {}
+    for name in ("fedavg", "ifca", "angle"):
+        weights = {"equal_weights": False} if name == "angle" else {}  # as the others have them
+        execution = fs.make_execution(devices=2 if name == "angle" else 1)
+        for seeds in ((0, 1), (1,)) if name == "angle" else ((0, 1),):
+            runs[name + str(seeds)] = fs.simulate(
+                make(name, models["logistic"], **weights).on(execution),
+                models["logistic"],
+                fs.client_data(x, y, [splits[s][0] for s in seeds]),
+                eval_set(x, y, [splits[s][1] for s in seeds]),
+                rounds=10,
+                classes=3,
+                seeds=seeds,
+                eval_every=5,
+                personal=True,
+                execution=execution,
+            )
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ifca", "angle"])
+def test_planted_clusters_are_found(personal_runs: dict[str, fs.Result], name: str) -> None:
+    ours, fedavg = (personal_runs[n + "(0, 1)"] for n in (name, "fedavg"))
+    own = ours.series("accuracy", by_client=True, part="personal")[-1]
+    shared = fedavg.series("accuracy", by_client=True)[-1]
+    assert (own > shared + 0.2).all()
+    assert fedavg.evaluations[-1].personal is None
+    assert ours.xla_programs <= 5
+
+
+@pytest.mark.slow
+def test_seeds_together_are_runs_apart(personal_runs: dict[str, fs.Result]) -> None:
+    both, alone = personal_runs["angle(0, 1)"], personal_runs["angle(1,)"]
+    second = jax.tree.map(lambda a: a[1:], both.variables)
+    assert_trees(second, alone.variables, rtol=2e-5, atol=2e-6)
+    for a, b in zip(both.evaluations, alone.evaluations, strict=True):
+        assert a.downloads[1] == b.downloads[0]
+        np.testing.assert_array_equal(
+            known(known(a.personal).by_client).accuracy[1],
+            known(known(b.personal).by_client).accuracy[0],
+        )
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, make_federation, play, rejects, some_slow
+from conftest import Federation, altered_data, make_federation, play, rejects, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
@@ -249,6 +249,35 @@ def test_a_node_s_own_model_is_its_own(federation: Federation, kind: str) -> Non
     np.testing.assert_allclose(found[other], mean.params["Dense_0"]["Dense_0"]["bias"], rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_two_kinds_of_clients_are_told_apart() -> None:
+    """Half of the clients have their labels the other way round."""
+    federation = make_federation((6,) * 12, classes=2, tests=400)
+    x, y = federation.data.x, federation.data.y.copy()
+    kind = np.arange(12) % 2
+    rows = federation.data.index.reshape(12, 6)
+    y[rows[kind == 1]] = 1 - y[rows[kind == 1]]
+    data = altered_data(federation.data, y=y)
+    model = fs.models.logistic(x.shape[1:], 2)
+    risk = fs.empirical_risk(model)
+    train = fs.local_sgd(risk, optax.sgd(0.1), batch_size=BATCH)
+    method = dada(train, clients_per_round=12, objective=risk).on(ONE)
+    state = play(method, model, data, 15).states[-1]
+    graph, mine = np.asarray(state.redistribution), kind[state.slots.client]
+    same = (mine[:, None] == mine) & ~np.eye(12, dtype=bool)
+    assert graph[same].mean() > 5 * graph[mine[:, None] != mine].mean()
+
+
+def sends(method: fs.Algorithm, data: fs.ClientData) -> tuple[int, int]:
+    size = method.traffic(MODEL.init(jax.random.key(0)), data)
+    return size.upload, size.download
+
+
+def test_three_numbers_travel_with_every_model(federation: Federation) -> None:
+    size = 4 * (6 * 3 + 3)
+    assert sends(made(), federation.data) == (size + 12, size + 12)
+
+
 LEARNED = redistribution.learned()
 UNCALLED: Any = redistribution.learned
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
@@ -267,3 +296,15 @@ def test_clients_that_report_no_loss_are_refused(federation: Federation) -> None
     wanted = "redistribution learned() needs clients that report final_loss, local is local_sgd("
     with pytest.raises(ValueError, match=re.escape(wanted)):
         method.init(jax.random.key(0), MODEL.init(jax.random.key(0)), federation.data)
+
+
+@pytest.mark.slow
+def test_attackers_are_left_out(federation: Federation) -> None:
+    """A client that sends nonsense is far from all others: nobody listens to it."""
+    noisy = fs.attacks.gaussian(np.arange(8) == 2, 30.0)
+    method = made(8, peers=8).on(ONE).replace(sending=(noisy,))
+    state = play(method, MODEL, federation.data, 4).states[-1]
+    slot = int(jnp.argmax(state.slots.client == 2))
+    graph = np.asarray(state.redistribution)
+    others = np.delete(np.delete(graph, slot, 0), slot, 1)
+    assert graph[slot].max() < 0.05 * others.max()

@@ -258,6 +258,24 @@ def test_gradients_under_vmap() -> None:
 
 
 @pytest.mark.slow
+def test_rounds_one_by_one() -> None:
+    """A Python loop over a jitted step, with nothing else compiled."""
+    at, execution = settings(), fs.make_execution(devices=1, chunk=1, differentiable=True)
+
+    def after(rate: jax.Array) -> jax.Array:
+        algorithm = fedavg(at | {"client": rate}, execution)
+        step, start = jax.jit(algorithm.step), fs.Variables({"w": at["start"]}, ())
+        state = algorithm.init(jax.random.key(2), start, clients())
+        for t in range(ROUNDS):
+            state, _ = step(jax.random.fold_in(jax.random.key(3), t), state, clients())
+        return loss_of_all(state.server, clients())
+
+    found = jax.grad(after)(at["client"])
+    wanted = differentiated(fedavg, "devices")(at, 0.0)[1]["client"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-9)
+
+
+@pytest.mark.slow
 def test_the_reported_loss_has_a_gradient() -> None:
     """It crosses devices in the bits of a float32 otherwise."""
     at, step = settings(), 2e-3

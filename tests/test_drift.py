@@ -134,6 +134,15 @@ class FedADMM(Fed):
         return [self.rate * w for w in super().step(sent, shares)]
 
 
+class FedProx(Fed):
+    """Clients pull towards what they received, and count equally."""
+
+    equal = True
+
+    def direction(self, k: int, layers: Layers, x: np.ndarray, y: np.ndarray) -> Layers:
+        return plus(super().direction(k, layers, x, y), plus(layers, self.server, -1), ALPHA)
+
+
 class Moon(OfAnotherLoss):
     """Each client's last model."""
 
@@ -534,15 +543,24 @@ def test_whole_runs_are_those_of_the_oracle(
 
 
 NOTHING: dict[str, dict[str, Any]] = {
+    "moon": {"mu": 0.0},
+    "fedntd": {"beta": 0.0},
+    "fedgkd": {"gamma": 0.0},
+    "fedlc": {"tau": 0.0},
     "fedrs": {"alpha": 1.0},
     "fedsam": {"rho": 0.0},
+    "feddisco": {"disco_a": 0.0, "disco_b": 0.0},
     "feddisco, nobody": {"disco_a": 1e9, "disco_b": 0.1},  # then the samples count
+    "fedlesam": {"rho": 0.0},
     "fedcm": {"alpha": 1.0, "server_lr": 1.0},
+    "mimelite": {"beta": 0.0},
     "cmfl": {"relevance": 0.0},
     "ocs": {"senders": 3.0},
     "heterofl": {"levels": 1},
+    "fedrolex": {"levels": 1},
+    "fjord": {"levels": 1},
 }
-EQUAL = ("fedcm", "heterofl")
+EQUAL = ("fedlesam", "fedcm", "heterofl")
 """Methods in which clients count equally."""
 
 
@@ -572,6 +590,27 @@ def test_cmfl_uploads_what_is_relevant(federation: Federation, net: fs.Model) ->
     kept = part.hear(part.hear(part.init(start, federation.data), moved), moved)
     assert kept.signs.tolist() == [1, 0]
     assert kept.last.tolist() == [1.0, 0.0]
+
+
+def test_feddyn_is_fedprox_in_its_first_round_but_for_the_servers_step(
+    federation: Federation, net: fs.Model
+) -> None:
+    """h_k = 0: clients pull alike; then w - h / α adds m / N of the step."""
+    dyn = rounds_of("feddyn", net, federation.data, 1)
+    start = start_of(net)
+    prox = FedProx(federation.data, start).round([int(k) for k in dyn.metrics[0].client])
+    longer = 1 + COHORT / federation.data.clients
+    wanted = plus(start, plus(prox, start, -1), longer)
+    assert_trees(layers_of(dyn.servers[0]), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_fedadmm_of_all_clients_is_feddyn(federation: Federation, net: fs.Model) -> None:
+    """The server model is then the mean of w_k + y_k / ρ, by the programs that ours agree with."""
+    start = start_of(net)
+    dyn, admm = FedDyn(federation.data, start), FedADMM(federation.data, start)
+    admm.rate = 1.0
+    for _ in range(ROUNDS):
+        assert_trees(admm.round([*range(8)]), dyn.round([*range(8)]), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

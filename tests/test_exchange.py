@@ -124,6 +124,24 @@ def test_whole_runs_are_those_of_the_oracle(
     assert (kept == ()) == (not mine)
 
 
+BYTES = {  # 6·5 + 5 numbers in the body, 5·3 + 3 in the head, of four bytes
+    "fedper": (4 * 35, 0),
+    "lg_fedavg": (4 * 18, 0),
+    "fedrep": (4 * 35, 0),
+    "fedbabu": (4 * 35, 8 * 4 * 18),  # the head once to each of the eight
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_are_those_of_what_travels(federation: Federation, net: fs.Model, name: str) -> None:
+    algorithm = METHODS[name](net, clients_per_round=COHORT)
+    sizes = algorithm.traffic(start_of(net), federation.data)
+    once = algorithm.setup_traffic(start_of(net), federation.data)
+    each, down = BYTES[name]
+    assert (sizes.upload, sizes.download, sizes.message, sizes.shared_state) == (each, each, 0, 0)
+    assert (once.up, once.down) == (0, down)
+
+
 def test_personal_scores_are_of_the_clients_own_layers(
     federation: Federation, net: fs.Model, plays: dict[str, Play]
 ) -> None:

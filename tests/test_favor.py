@@ -229,6 +229,23 @@ def test_a_network_that_is_given_chooses() -> None:
         play(algorithm(network=given._replace(b_bias=b_bias[1:])), 1)
 
 
+@pytest.mark.slow
+def test_it_learns_whom_to_choose() -> None:
+    """The server model is good after a round with client 6, whatever else it does."""
+    chooser = part(discount=0.0, explore=1.0, decay=0.98, replay=100, batch=32, steps=4, lr=0.01)
+    state = begun(chooser)
+    none, everyone = jnp.zeros(1, jnp.int32), jnp.arange(N, dtype=jnp.int32)
+    draw, tell = jax.jit(chooser.draw), jax.jit(chooser.record_answers)
+    chosen, good = [], 0.0
+    for t in range(250):
+        state = tell(state, everyone, jnp.full(N, good, jnp.float32))
+        drawn, state = draw(jax.random.key(t), state, data(), none, none == 0, none)
+        chosen.append(int(drawn[0]))
+        good = float(chosen[-1] == 6)
+    assert len({*chosen[:50]}) > 4
+    assert chosen[-20:].count(6) > 16
+
+
 def test_exploring_alone_draws_uniformly() -> None:
     chooser = part(explore=1.0, decay=1.0, steps=0)
     state = begun(chooser)
@@ -252,8 +269,14 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="needs models that return in the round in which they"):
         algorithm().replace(selection=promising(told, poll=None), flight=fs.flight.delayed(2))
     wrong: dict[str, tuple[Any, str]] = {
+        "discount": (1.5, "in [0, 1], got 1.5"),
+        "explore": (-0.1, "in [0, 1], got -0.1"),
         "base": (1.0, "more than 1, got 1.0"),
+        "lr": (0.0, "positive, got 0.0"),
+        "steps": (-1, "at least 0, got -1"),
         "replay": (1, "at least 2, got 1"),
+        "copied": (0, "at least 1, got 0"),
+        "evaluated": (0, "at least 1, got 0"),
     }
     for name, (value, what) in wrong.items():
         with pytest.raises(ValueError, match=re.escape(f"{name} must be {what}")):

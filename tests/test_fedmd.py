@@ -113,6 +113,26 @@ def test_minibatches_are_in_an_order_of_chance(
     assert_trees(layers_of(ours), theirs, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+def test_every_run_has_its_own_public_samples(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    model, x, y = models["logistic"], federation.data.x, np.asarray(federation.data.y)
+    parts = [fs.partition.iid(y[:100], 6, seed=seed) for seed in (0, 1)]
+    roots = [np.arange(100, 108), np.arange(104, 110)]
+    assert len(y) >= 110
+
+    def run(data: ClientData, seeds: list[int]) -> fs.Result:
+        return fs.simulate(
+            made(model), model, data, federation.test, rounds=3, classes=3, seeds=seeds
+        )
+
+    both = run(fs.client_data(x, y, parts, root=roots), [4, 5])
+    alone = run(fs.client_data(x, y, parts[1], root=roots[1]), [5])
+    second = jax.tree.map(lambda a: a[1:], both.metrics.loss)
+    assert_trees(second, alone.metrics.loss, rtol=2e-5, atol=1e-6)
+
+
 def test_if_nobody_comes_what_was_said_stays(models: dict[str, fs.Model]) -> None:
     """And rows of absent clients may be NaN."""
     shared = agreement.consensus(models["logistic"], 2, 1)

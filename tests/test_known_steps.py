@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -142,6 +144,18 @@ def test_a_run_under_vmap_knows_the_sizes(
         assert Program(program.as_text()).step().known == known
     for other in (fs.make_execution(1), Execution(device, None, differentiable=True)):
         assert programs(even, other).data.size_range is None
+
+
+def test_other_samples_are_another_range() -> None:
+    """Views of other samples are made by ``part``; in lanes, clients that are not due have none."""
+    found = [
+        path.name
+        for path in Path(fs.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "dataclasses.replace"
+        if any(argument.arg == "size" for argument in call.keywords)
+    ]
+    assert sorted(found) == ["data.py", "training.py"]
 
 
 def test_cuda_selects_where_weights_share_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:

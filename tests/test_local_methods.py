@@ -17,6 +17,7 @@ from conftest import (
     Federation,
     Play,
     assert_trees,
+    largest_change,
     make_federation,
     play,
     rejects,
@@ -149,6 +150,30 @@ def test_scaffold_by_a_median_under_attack(
     assert any(cohort & {0, 1} for cohort in drawn)
 
 
+def test_an_optimiser_that_adds_nothing_changes_nothing(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """To the bit: noise of 0, a ball that holds all, steps without end."""
+    local = local_sgd(models["logistic"])
+    nothing = local.change(
+        optimizer=optax.chain(
+            optimizers.gradient_noise(0.0),
+            optax.sgd(LR, momentum=0.9),
+            optimizers.project_l2_ball(1e6),
+        ),
+        max_steps=99,
+    )
+    ours, plain = (
+        play(
+            fedavg(each, clients_per_round=COHORT).on(ONE),
+            models["logistic"], federation.data, 2,
+        ).servers
+        for each in (nothing, local)
+    )  # fmt: skip
+    assert_trees(ours, plain)
+    assert largest_change(ours[1], ours[0]) > 1e-3
+
+
 # Quadratic and linear losses, whose clients' paths are known.
 
 CURVATURE = np.array([0.5, 1.0, 2.0, 4.0])
@@ -200,6 +225,20 @@ def descended(w: np.ndarray, lr: float) -> np.ndarray:
     """Where T_k steps on client k's bowl lead from w, [K, 2]."""
     shrink = ((1 - lr * CURVATURE) ** STEPS)[:, None]
     return CENTRE + shrink * (w - CENTRE)
+
+
+def test_scaffold_finds_the_optimum_that_fedavg_misses() -> None:
+    """Of the plain mean of the losses; FedAvg would stop at another, known, point."""
+    data, local, lr = quadratics(), on_bowls(epochs=3), 0.05
+    best = CURVATURE @ CENTRE / CURVATURE.sum()
+    pull = 1 - (1 - lr * CURVATURE) ** STEPS
+    stuck = pull @ CENTRE / pull.sum()
+    assert np.abs(best - stuck).max() > 0.3
+    out = play(scaffold(local, clients_per_round=2).on(ONE), point(), data, 150)
+    np.testing.assert_allclose(out.final.params, best, atol=1e-3)
+    own, common = out.states[-1].client_state[1][0], out.states[-1].shared_state[1][0]
+    np.testing.assert_allclose(common, np.mean(own, axis=0), atol=1e-5)
+    np.testing.assert_allclose(own, CURVATURE[:, None] * (best - CENTRE), rtol=1e-2, atol=1e-2)
 
 
 def test_scaffolds_server_goes_a_part_of_the_way() -> None:
@@ -366,6 +405,20 @@ def test_absent_rows_leave_the_servers_part_alone(empty: bool) -> None:
     sent = jax.tree.map(lambda a: change, shared)
     (trace, _), *_ = local.reduce(shared, sent, weights, 10, tree.mean)
     np.testing.assert_allclose(trace.trace, 0.0 if empty else 1.7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", [scaffold, mfl])
+def test_twice_the_traffic(
+    federation: Federation, models: dict[str, fs.Model], method: Callable[..., fs.Algorithm]
+) -> None:
+    model = models["logistic"]
+    variables = model.init(jax.random.key(0))
+    size = sum(a.size * 4 for a in jax.tree.leaves(variables))
+    traffic = method(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
+    assert (traffic.upload, traffic.download) == (size, size)
+    assert (traffic.message, traffic.shared_state) == (size, size)
+    plain = fedavg(local_sgd(model), clients_per_round=3).traffic(variables, federation.data)
+    assert (plain.message, plain.shared_state) == (0, 0)
 
 
 # The μ that follows the loss.
@@ -551,6 +604,12 @@ def normalised(
     np.testing.assert_array_equal(kept, np.array(weights, np.float32))
     np.testing.assert_array_equal(out.state, 7.0)
     return np.asarray(out.params)[:, :, 0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_equal_steps_make_fednova_fedavg(momentum: float) -> None:
+    rows = normalised([7, 7, 7], [1.0, 5.0, 2.0], momentum=momentum)
+    np.testing.assert_allclose(rows, 1, rtol=1e-6)
 
 
 def test_normalised_rows() -> None:

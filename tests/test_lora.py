@@ -206,6 +206,27 @@ def test_at_first_it_is_its_trunk(net: fs.Model, adapted: fs.Model) -> None:
     assert 0.2 < float(jnp.abs(a).max()) < 6**-0.5
 
 
+@pytest.mark.slow
+def test_of_full_rank_it_is_fedavg_on_the_matrices(federation: Federation, net: fs.Model) -> None:
+    """With A the identity, a step on B is one on W."""
+    full = fs.models.lora(net, 6)
+
+    def with_identity(key: jax.Array) -> Variables:
+        start = full.init(key)
+        a = jax.tree.map(lambda w: jnp.eye(*w.shape), start.params["A"])
+        return start._replace(params=start.params | {"A": a})
+
+    ours = play(composed(full, "ffa"), full._replace(init=with_identity), federation.data, 2)
+    local = fs.local_sgd(
+        fs.empirical_risk(net), optax.sgd(LR), batch_size=40, epochs=STEPS, trained=named("*kernel")
+    )
+    fedavg = fs.fedavg(local, clients_per_round=COHORT).on(ONE)
+    theirs = play(fedavg, net, federation.data, 2)
+    trunk, parts = parts_of(ours.servers[-1])
+    merged = [w + a @ b for w, a, b in zip(trunk[::2], parts["A"], parts["B"], strict=True)]
+    assert_trees(merged, layers_of(theirs.servers[-1])[::2], rtol=1e-5, atol=1e-6)
+
+
 class Attention(nn.Module):
     """Matrices whose leaves have three axes and four, and one of an embedding."""
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from composing import PART_LIST, SLOTS, refusal
 from composition import parts_of
 from conftest import (
     assert_trees,
@@ -29,10 +30,11 @@ from conftest import (
     unordered_sums,
 )
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from test_contracts import named as named_method
+from test_contracts import update as any_local
 
 import fedjax_sim as fs
 from fedjax_sim import (
-    aggregators,
     clustering,
     compression,
     flight,
@@ -677,38 +679,135 @@ def test_what_is_not_read_is_not_sent() -> None:
 
 
 # Whether clients count equally, where one may choose: as the paper has it, if it says.
-
-
-WEIGHED = [name for name, method in ALGORITHMS.items() if "equal_weights" in keywords(method)]
-
-
-@pytest.mark.parametrize("name", WEIGHED)
-def test_equal_weights_are_equal(name: str) -> None:
-    local = fs.local_sgd(no_risk, optax.sgd(LR))
-    common = stand_in(networks()["mlp"], local=local, lr=LR, momentum=0.0)
-    for equal, wanted in ((True, weighting.equal), (False, weighting.by_samples)):
-        made = make_on(name, common, clients_per_round=COHORT, equal_weights=equal)
-        assert made.parts.weighting is wanted
-
-
-RULES: dict[Any, fs.base.Aggregator] = {
-    "mean": aggregators.mean,
-    "coordinate_median": aggregators.coordinate_median,
-    "trimmed_mean": aggregators.trimmed_mean(0.3),
-    "geometric_median": aggregators.geometric_median(),
-    "krum": aggregators.krum(0.3),
-    "multi_krum": aggregators.multi_krum(0.3),
-    "caf": aggregators.caf(0.3),
+EQUAL_WEIGHTS = {
+    "fedavg": False,
+    "robust": True,
+    "zeno": True,
+    "cmfl": False,
+    "ocs": False,
+    "stc": True,
+    "dynamic_clustering": True,
+    "ifca": False,
+    "ditto": False,
+    "fine_tuned": False,
+    "per_fedavg": True,
+    "pfedme": True,
+    "apfl": True,
+    "fedrod": False,
+    "fedala": False,
+    "fedper": False,
+    "fedrep": False,
+    "lg_fedavg": False,
+    "fedbn": False,
+    "fedbabu": False,
+    "heterofl": True,
+    "fedrolex": False,
+    "fjord": False,
+    "moon": False,
+    "fedntd": False,
+    "fedgkd": False,
+    "fedlc": False,
+    "ccvr": False,
+    "fedsam": False,
+    "fedlesam": True,
+    "fedexp": True,
+    "fedcm": True,
+    "mimelite": False,
+    "mime": False,
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_robust_follows_the_rule_the_share_and_the_clip(rule: Any) -> None:
+@pytest.mark.parametrize("name", EQUAL_WEIGHTS)
+def test_equal_weights_are_equal(name: str) -> None:
     local = fs.local_sgd(no_risk, optax.sgd(LR))
-    given: dict[str, Any] = {"aggregator": rule, "byzantine": 0.3, "clip": 0.5}
-    parts = ALGORITHMS["robust"](local, clients_per_round=10, **given).parts
-    assert parts.aggregator == RULES[rule]
-    assert parts.sending == (sending.clip_norm(0.5),)
+    common = stand_in(networks()["mlp"], local=local, lr=LR, momentum=0.0)
+
+    def weights(**options: Any) -> Any:
+        algorithm = make_on(name, common, clients_per_round=COHORT, **options)
+        return algorithm.parts.weighting
+
+    assert weights(equal_weights=True) is weighting.equal
+    assert weights(equal_weights=False) is weighting.by_samples
+    assert weights() is weights(equal_weights=EQUAL_WEIGHTS[name])
+
+
+def test_no_method_with_weights_is_left_out() -> None:
+    found = {name for name, method in ALGORITHMS.items() if "equal_weights" in keywords(method)}
+    assert found == set(EQUAL_WEIGHTS)
+
+
+def mean_without(rows: np.ndarray, cut: int) -> np.ndarray:
+    return np.sort(rows, axis=0)[cut : len(rows) - cut].mean(axis=0)
+
+
+def nearest(rows: np.ndarray, malicious: int, keep: int) -> np.ndarray:
+    """(Multi-)Krum: the rows with the smallest sums of squares to their nearest others."""
+    square = np.sum((rows[:, None] - rows[None]) ** 2, axis=-1)
+    near = np.sort(square, axis=1)[:, 1 : len(rows) - malicious - 1]
+    assert near.shape[1] == len(rows) - malicious - 2
+    return rows[np.argsort(near.sum(axis=1))[:keep]].mean(axis=0)
+
+
+def least_distance(rows: np.ndarray) -> np.ndarray:
+    """The geometric median, by 2,000 plain Weiszfeld steps."""
+    point = rows.mean(axis=0)
+    for _ in range(2000):
+        weight = 1 / np.linalg.norm(rows - point, axis=1)
+        point = weight @ rows / weight.sum()
+    return point
+
+
+def filtered(rows: np.ndarray, malicious: int) -> np.ndarray:
+    """CAF, by the covariance matrix."""
+    weight, found = np.ones(len(rows)), []
+    while weight.sum() > len(rows) - 2 * malicious:
+        mean = weight @ rows / weight.sum()
+        values, vectors = np.linalg.eigh(np.cov(rows.T, aweights=weight, ddof=0))
+        found.append((values[-1], mean))
+        along = ((rows - mean) @ vectors[:, -1]) ** 2 * (weight > 0)
+        weight = weight * (1 - along / along.max())
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+RULES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "mean": lambda rows, f: rows.mean(axis=0),
+    "coordinate_median": lambda rows, f: np.median(rows, axis=0),
+    "trimmed_mean": mean_without,
+    "geometric_median": lambda rows, f: least_distance(rows),
+    "krum": lambda rows, f: nearest(rows, f, 1),
+    "multi_krum": lambda rows, f: nearest(rows, f, len(rows) - f),
+    "caf": filtered,
+}
+
+
+SKEWED = np.random.default_rng(181).exponential(size=(10, 3)) ** 2
+SHARED = ("trimmed_mean", "krum", "multi_krum", "caf")  # the rules that have a share
+
+
+@pytest.mark.parametrize(
+    ("rule", "byzantine"),
+    [(rule, None) for rule in (None, *RULES)] + [(r, b) for r in SHARED for b in (0.1, 0.3)],
+)
+def test_robust_follows_the_rule_and_the_share_that_it_is_given(
+    rule: Any, byzantine: float | None
+) -> None:
+    """By default the median of every coordinate, and a fifth of the cohort."""
+    given = {} if rule is None else {"aggregator": rule}
+    given |= {} if byzantine is None else {"byzantine": byzantine}
+    local = fs.local_sgd(no_risk, optax.sgd(LR))
+    made = ALGORITHMS["robust"](local, clients_per_round=10, **given)
+    found = jax.jit(made.parts.aggregator)(jnp.asarray(SKEWED, jnp.float32), jnp.ones(10))
+    malicious = {None: 2, 0.1: 1, 0.3: 3}[byzantine]
+    wanted = RULES[rule or "coordinate_median"](SKEWED, malicious)
+    np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_rows_tell_all_rules_and_shares_apart() -> None:
+    """By far more than the tolerance of the test before."""
+    values = [RULES[name](SKEWED, 2) for name in RULES if name not in SHARED]
+    values += [RULES[name](SKEWED, f) for name in SHARED for f in (1, 2, 3)]
+    for i, a in enumerate(values):
+        assert all(np.abs(a - b).max() > 0.1 for b in values[:i])
 
 
 def test_robust_mixes_if_it_is_told_to() -> None:
@@ -732,6 +831,18 @@ def test_robust_mixes_if_it_is_told_to() -> None:
         )
         found = [fs.base.shown(p) for p in (made.parts.preaggregation, made.parts.aggregator)]
         assert found == [before, rule]
+
+
+def test_robust_clips_if_it_is_told_to() -> None:
+    local = fs.local_sgd(no_risk, optax.sgd(LR))
+    made = [ALGORITHMS["robust"](local, clients_per_round=4, clip=c) for c in (None, 0.5)]
+    assert made[0].parts.sending == ()
+    (part,) = made[1].parts.sending
+    long, short = (fs.Variables(jnp.float32([3 * c, 4 * c]), jnp.float32(9)) for c in (1, 0.05))
+    for update, wanted in ((long, [0.3, 0.4]), (short, [0.15, 0.2])):
+        sent = part.send(jax.random.key(0), (), update, (), jnp.int32(0)).update
+        np.testing.assert_allclose(sent.params, wanted, rtol=1e-6)
+        assert float(sent.state) == 9
 
 
 @pytest.mark.parametrize(
@@ -797,3 +908,18 @@ def test_the_page_is_current() -> None:
     assert page.read_text(encoding="utf-8") == algorithms.page(), (
         "python docs/algorithms.py > docs/algorithms.md"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(ALGORITHMS)[::6])
+def test_a_part_fits_a_method_or_is_refused_in_a_line_that_names_two(name: str) -> None:
+    """Parts of all roles that the method leaves as compose takes them; of every sixth method.
+
+    What does not fit is nearly always two parts, see tests/test_compositions.py.
+    """
+    method = named_method(name, any_local())
+    fixed = {line.strip().partition("=")[0] for line in method.parts.written()} - {"local"}
+    for part in PART_LIST:
+        of_a_graph = part.role == "redistribution" and method.slots != SLOTS
+        if part.role not in fixed | {"setting"} and not of_a_graph:
+            refusal(part, method=method)

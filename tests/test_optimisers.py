@@ -124,6 +124,12 @@ def test_steps_are_those_of_a_plain_loop(name: str) -> None:
     np.testing.assert_allclose(trained(optimizer), w, rtol=1e-5, atol=1e-6)
 
 
+def test_polyak_halves_a_bowl() -> None:
+    """With f = ½ ‖w‖² with minimum 0: the step is f / ‖∇f‖² = ½."""
+    bowl = objective_of(lambda w, x: 0.5 * jnp.sum(jnp.square(w)) + 0 * jnp.sum(x, axis=-1))
+    np.testing.assert_allclose(trained(optax.polyak_sgd(), bowl), START / 2**STEPS, rtol=1e-6)
+
+
 PUSH = jnp.array([0.5, 1.0, -2.0])
 
 
@@ -172,6 +178,14 @@ def test_a_line_search_draws_what_the_gradient_drew() -> None:
     assert_trees(out, START)
     fresh = trained(asking(lambda w, value, **_: w * value), noisy)
     assert np.abs(fresh - START).max() > 0.1
+
+
+def test_runs_under_vmap_are_each_alone() -> None:
+    """A line search in a stack goes on until the last has ended."""
+    starts, optimizer = jnp.stack([START, 20 * START]), searched()
+    both = jax.vmap(lambda start: trained(optimizer, start=start))(starts)
+    alone = trained(optimizer, start=starts[0])
+    np.testing.assert_allclose(both[0], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_asked_for_is_not_computed() -> None:

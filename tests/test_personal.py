@@ -258,6 +258,27 @@ def test_fine_tuned_scores_are_those_of_a_loop_over_clients(
 
 
 @pytest.mark.slow
+def test_fine_tuning_leaves_the_run_as_it_is(
+    two_partitions: fs.ClientData,
+    own_tests: EvalSet,
+    models: dict[str, fs.Model],
+    tuned: fs.Result,
+) -> None:
+    fedavg = fs.simulate(
+        fs.fedavg(local_sgd(models["logistic"]), clients_per_round=3).on(ONE),
+        models["logistic"], two_partitions, own_tests,
+        rounds=3, classes=3, seeds=(4, 5), eval_every=2, auc=True,
+    )  # fmt: skip
+    assert_trees(fedavg.variables, tuned.variables)
+    for a, b in zip(fedavg.evaluations, tuned.evaluations, strict=True):
+        assert_trees(a.test, b.test)
+        assert_trees(a.bytes_down, b.bytes_down)
+        assert a.personal is None
+    with pytest.raises(ValueError, match="the run has no personal models scored by client"):
+        fedavg.series("accuracy", by_client=True, part="personal")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 2])
 def test_the_model_that_all_receive_scores_as_the_servers(
     federation: Federation,

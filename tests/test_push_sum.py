@@ -10,11 +10,11 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, assert_trees, make_federation, play, rejects
+from conftest import Federation, assert_trees, largest_change, make_federation, play, rejects
 
 import fedjax_sim as fs
-from fedjax_sim import flight, redistribution, selection, weighting
-from fedjax_sim.algorithms import push_sum
+from fedjax_sim import flight, redistribution, selection, tree, weighting
+from fedjax_sim.algorithms import gossip, push_sum
 from fedjax_sim.base import LocalUpdate
 
 LR, ROUNDS, BATCH, NODES, LINKS = 0.1, 4, 8, 6, 2
@@ -87,6 +87,44 @@ def test_push_sum_against_numpy(federation: Federation, sign: float) -> None:
     close(ours.final, oracle.average(x, [1.0] * NODES))  # of the z by their weights
     evaluated = method.evaluated(jax.random.key(0), ours.states[-1], federation.data)
     assert_trees(evaluated, ours.final, rtol=1e-6, atol=1e-7)
+
+
+def test_mixing_keeps_the_mean_that_is_evaluated(federation: Federation) -> None:
+    """Clients that learn nothing: only an equal mean of unequal models would drift."""
+    apart = play(pushed(SHARES), MODEL, federation.data, 2)
+    still = fs.local_sgd(fs.empirical_risk(MODEL), optax.sgd(0.0), batch_size=BATCH)
+    method = pushed(SHARES).replace(local=still)
+    state, step = apart.states[-1], jax.jit(method.step)
+    before = method.evaluated(jax.random.key(0), state, federation.data)
+    spread = [largest_change(*ends_of(state))]
+    for t in range(60):
+        state, _ = step(jax.random.key(t), state, federation.data)
+    spread.append(largest_change(*ends_of(state)))
+    after = method.evaluated(jax.random.key(0), state, federation.data)
+    assert_trees(after, before, rtol=1e-4, atol=1e-5)
+    assert spread[1] < 1e-3 * spread[0]  # and all agree on it
+    used = jax.tree.map(lambda a: a / tree.expand(state.slots.weight, a), state.slots.variables)
+    assert_trees(jax.tree.map(lambda a: a[0], used), after, rtol=1e-3, atol=1e-4)
+
+
+def ends_of(state: Any) -> list[Any]:
+    """The models of two clients."""
+    used = jax.tree.map(lambda a: a / tree.expand(state.slots.weight, a), state.slots.variables)
+    return [jax.tree.map(lambda a, i=i: a[i], used) for i in (0, 3)]
+
+
+def test_a_weight_travels_with_every_model(federation: Federation) -> None:
+    variables = MODEL.init(jax.random.key(0))
+    size = 4 * (6 * 3 + 3)
+    sizes = {
+        name: method.traffic(variables, federation.data)
+        for name, method in {
+            "push": push_sum(local(), clients_per_round=NODES),
+            "gossip": gossip(local(), clients_per_round=NODES),
+        }.items()
+    }
+    assert (sizes["push"].upload, sizes["push"].download) == (size + 4, size + 4)
+    assert (sizes["gossip"].upload, sizes["gossip"].download) == (size, size)
 
 
 @pytest.mark.parametrize(("slots", "links"), [(2, 1), (3, 2), (7, 1), (7, 3), (7, 6)])

@@ -377,6 +377,40 @@ def test_all_models_count_equally(partly_idle: Play) -> None:
 # ---- what is scored ----
 
 
+@pytest.mark.slow
+def test_the_mean_in_flight_is_scored_after_every_round(
+    federation: Federation, model: fs.Model
+) -> None:
+    """Against a loop by hand, in which one model after another trains and is then averaged."""
+    m, inner, rounds = 3, 3, 5
+    x, y = federation.test
+    initial = model.init(jax.random.fold_in(jax.random.key(0), 0))
+    chance = oracle.Oracle(federation.data, initial, LR, 0.0, BATCH, EPOCHS)
+    server = oracle.layers_of(initial)
+    losses, stale = [], []
+    slots: list[oracle.Layers] = []
+    for t in range(rounds):
+        cohort = sorted(chance.draw(t, m, []))
+        if t % inner == 0:
+            slots = [server] * m
+        else:
+            slots = [slots[j] for j in chance.permutation(t, m)]
+            cohort = chance.dealt(t, cohort)
+        slots = [chance.train(t, k, w) for k, w in zip(cohort, slots, strict=True)]
+        now = oracle.average(slots, [1.0] * m)
+        server = now if t % inner == inner - 1 else server
+        losses.append(oracle.loss_and_gradient(now, x, y)[0])
+        stale.append(oracle.loss_and_gradient(server, x, y)[0])
+    execution = fs.make_execution(devices=1)
+    result = fs.simulate(
+        make(model, m, inner, evaluated="in_flight").on(execution), model, federation.data,
+        federation.test, rounds=rounds, classes=3, execution=execution,
+    )  # fmt: skip
+    ours = [float(e.test_loss[0]) for e in result.evaluations]
+    np.testing.assert_allclose(ours, losses, rtol=1e-4)
+    assert np.abs(np.subtract(losses, stale))[:2].min() > 0.05  # the server model is another one
+
+
 # ---- drift correction ----
 
 
@@ -447,6 +481,17 @@ def test_names_are_options_of_radfed(name: str, monkeypatch: pytest.MonkeyPatch)
         for key, p in parameters.items()
         if key != "objective" and p.default != of_radfed[key].default
     }
+
+
+@pytest.mark.slow
+def test_options_switched_off_are_radfed(
+    federation: Federation, model: fs.Model, watched: Play
+) -> None:
+    """To the bit, like the same parts with diagnostics, which only look."""
+    on_all = fs.make_execution()
+    off = make(model, 5, 4, mu=0.0, alpha=1.0, active_clients=5).on(on_all)
+    run = play(off, model, federation.data, 5)
+    assert_trees(run.servers, watched.servers[:5])
 
 
 ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -554,6 +599,17 @@ def watched(federation: Federation, model: fs.Model) -> Play:
     return play(diagnosed(sgd(model), 5, 4), model, federation.data, 16)
 
 
+def test_divergence_is_a_saw_tooth(watched: Play) -> None:
+    """Every aggregation lowers DL, and the round right after it has the least, over the cycles.
+
+    The first cycle starts from a random model: its first round has no aggregation before it.
+    """
+    found = np.array([float(m.diagnostics["DL"]) for m in watched.metrics]).reshape(-1, 4)
+    assert (found[1:, 0] < found[:-1, -1]).all()
+    assert found[1:].mean(axis=0).argmin() == 0
+    assert all(float(m.diagnostics["DC"]) > 0 for m in watched.metrics)
+
+
 def flattened(layers: oracle.Layers) -> np.ndarray:
     return np.concatenate([a.ravel() for a in layers])
 
@@ -574,6 +630,16 @@ def test_central_divergence_against_numpy(
         gap = flattened(oracle.layers_of(federated)) - flattened(twin)
         expected = np.linalg.norm(gap) / np.linalg.norm(flattened(twin))
         np.testing.assert_allclose(watched.metrics[t].diagnostics["DC"], expected, rtol=2e-3)
+
+
+@pytest.mark.slow
+def test_one_client_with_everything_does_not_diverge(model: fs.Model) -> None:
+    """Full batches, so that the order of samples does not matter."""
+    lone = make_federation((20,))
+    run = play(diagnosed(sgd(model, batch_size=20), 1, 2), model, lone.data, 4)
+    for metrics in run.metrics:
+        assert float(metrics.diagnostics["DC"]) < 1e-6
+        assert float(metrics.diagnostics["DL"]) < 1e-12  # a model alone
 
 
 def test_the_twin_alters_copies_and_trains_within_the_budgets(

@@ -57,6 +57,24 @@ def test_one_inner_round_is_fedavg(
     assert largest_change(averaged.servers[-1], equal.servers[-1]) > 1e-3
 
 
+def test_one_client_is_gradient_descent(models: dict[str, fs.Model]) -> None:
+    lone, model = make_federation((20,)), models["logistic"]
+    local = fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1), batch_size=20, epochs=3)
+    ours = play(fs.fedavg(local, clients_per_round=1).on(ONE["execution"]), model, lone.data, 2)
+    x, y = (jnp.asarray(a)[lone.data.index] for a in (lone.data.x, lone.data.y))
+
+    @jax.jit
+    @jax.grad
+    def slope(params: Any) -> jax.Array:
+        logits = model.apply(fs.Variables(params, {}), x, train=True)[0]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    params = model.init(jax.random.fold_in(jax.random.key(0), 0)).params
+    for _ in range(6):
+        params = jax.tree.map(lambda w, g: w - 0.1 * g, params, slope(params))
+    assert_trees(ours.final.params, params, rtol=1e-5, atol=1e-6)
+
+
 STEPS: list[tuple[float, Any, dict[int, int]]] = [  # of so many samples, so many steps
     (2, "keep", {40: 6, 1: 2}),
     (2, "drop", {40: 4, 15: 0}),
@@ -88,6 +106,24 @@ def test_steps(epochs: float, last_batch: Any, wanted: dict[int, int]) -> None:
     assert {size: int(steps(jnp.int32(size))) for size in wanted} == wanted
 
 
+@pytest.mark.slow
+def test_last_batch_is_moot_where_batches_fit(models: dict[str, fs.Model]) -> None:
+    even, model = make_federation((8, 16, 24, 8)), models["logistic"]
+    keep, drop, refill = (
+        play(
+            fs.fedavg(local_sgd(model, batch_size=8, last_batch=kind), clients_per_round=4).on(
+                ONE["execution"]
+            ),
+            model,
+            even.data,
+            2,
+        ).final
+        for kind in ("keep", "drop", "refill")
+    )
+    for other in (drop, refill):
+        assert_trees(keep, other, rtol=1e-6, atol=1e-7)
+
+
 def test_dropping_every_batch_trains_nothing(models: dict[str, fs.Model]) -> None:
     small, model = make_federation((3, 5)), models["logistic"]
     local = local_sgd(model, batch_size=16, last_batch="drop")
@@ -117,6 +153,38 @@ def test_epochs_mode(forty: Federation, models: dict[str, fs.Model]) -> None:
         local_sgd(models["logistic"]), clients_per_round=4, phases=1, mode="epochs"
     )
     assert one.round_factor == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options", "up", "down", "last"),
+    [
+        ("fedavg", {"clients_per_round": 40}, 40, 40, 0),
+        ("radfed", {"clients_per_round": 7, "redistribution_rounds": 3}, 7, 7, 0),
+        ("phase_shift", {"clients_per_round": 40, "phases": 4}, 10, 40, 30),
+    ],
+)
+def test_traffic(
+    forty: Federation,
+    models: dict[str, fs.Model],
+    name: str,
+    options: dict[str, int],
+    up: int,
+    down: int,
+    last: int,
+) -> None:
+    rounds, model = 5, models["logistic"]
+    algorithm = fs.ALGORITHMS[name](local_sgd(model), **options).on(ONE["execution"])
+    result = fs.simulate(algorithm, model, forty.data, forty.test, rounds=rounds, classes=3, **ONE)
+    uploads = [up * (t + 1) for t in range(rounds)]
+    uploads[-1] += last
+    assert [int(e.uploads[0]) for e in result.evaluations] == uploads
+    assert [int(e.downloads[0]) for e in result.evaluations] == [
+        down * (t + 1) for t in range(rounds)
+    ]
+    if options.get("phases") == 4:  # (n+1)/2n, and the full upload at the end
+        total = uploads[-1] + down * rounds
+        assert total / (80 * rounds) == pytest.approx(5 / 8 + 30 / (80 * rounds))
 
 
 def test_first_group_uploads_after_one_round(

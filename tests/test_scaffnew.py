@@ -94,6 +94,51 @@ def test_rounds_are_the_steps_of_the_paper(
     assert_trees(total, jax.tree.map(jnp.zeros_like, total), rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
+def test_with_an_average_after_every_step_it_is_parallel_sgd(
+    federation: Federation, models: dict[str, fs.Model]
+) -> None:
+    """The variates move, but their sum is 0."""
+    model = models["logistic"]
+    ours = made(model, coin=1.0)
+    plain = fs.local_sgd(fs.empirical_risk(model), optax.sgd(LR), batch_size=BATCH)
+    theirs = (
+        algorithms.parallel_sgd(plain, clients_per_round=N)
+        .on(ONE)
+        .replace(weighting=fs.weighting.equal)
+    )
+    a, b = (play(algorithm, model, federation.data, 3) for algorithm in (ours, theirs))
+    assert_trees(a.servers, b.servers, rtol=1e-5, atol=1e-6)
+    h = a.states[-1].client_state.corrections[0].h
+    assert max(float(jnp.abs(w).max()) for w in jax.tree.leaves(h)) > 1e-3
+
+
+@pytest.mark.slow
+def test_it_ends_at_the_optimum(federation: Federation, models: dict[str, fs.Model]) -> None:
+    """Of the plain mean of all losses, with whole gradients; without variates it drifts off."""
+    model = models["logistic"]
+    risk = fs.empirical_risk(model, l2=0.5)
+    local = fs.local_sgd(risk, optax.sgd(LR), batch_size=64)
+    ours = algorithms.scaffnew(local, clients_per_round=N, lr=LR, momentum=0.0, coin=COIN).on(ONE)
+    plain = ours.replace(local=ours.parts.local.change(corrections=None))
+
+    oracle = Oracle(federation.data, None, LR, 0, 64, 1)
+
+    def slope(server: Any) -> float:
+        layers = layers_of(server)
+        slopes = [
+            loss_and_gradient(layers, oracle.data.x[rows], oracle.data.y[rows])[1]
+            for rows in map(oracle.rows, range(N))
+        ]
+        decay = [w if w.ndim > 1 else 0 * w for w in layers]  # of no bias
+        mean = plus(average(slopes, [1.0] * N), decay, 0.5)
+        return float(np.sqrt(sum((g * g).sum() for g in mean)))
+
+    ends = [slope(play(a, model, federation.data, 100).servers[-1]) for a in (ours, plain)]
+    assert ends[0] < 1e-3
+    assert ends[1] > 3e-2
+
+
 @pytest.mark.parametrize("p", [0.1, 0.6])
 def test_coins_are_geometric(p: float) -> None:
     part = fs.local.geometric(p)

@@ -240,6 +240,15 @@ def test_as_many_as_meet_the_deadline(shared: bool) -> None:
     assert len(counts) > 1
 
 
+@pytest.mark.slow
+def test_without_haste_all_candidates_train() -> None:
+    """Then they are a uniform cohort."""
+    clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10), deadline=1e9)
+    made = algorithm(fs.selection.within_deadline(M), clock)
+    for key, _, metrics, _ in play(made, 3):
+        assert cohort(metrics) == set(_distinct(stream(key, Round.POLL), M, N).tolist())
+
+
 # ---- awake ----
 
 
@@ -360,6 +369,12 @@ def many_draws(part: fs.base.Selection, slots: int) -> Callable[[Callable[[Any],
     return found
 
 
+def test_one_tier_is_everyone() -> None:
+    found = many_draws(fs.selection.tiers(1, reports.accuracy(net())), M)(lambda state: state)
+    assert (found.sum(axis=1) == M).all()
+    np.testing.assert_allclose(found.mean(axis=0), M / N, atol=5 * 0.5 / math.sqrt(4000))
+
+
 def test_tiers_come_with_their_chances_while_they_have_credits() -> None:
     found = many_draws(fs.selection.tiers(4, reports.accuracy(net())), 1)
 
@@ -473,6 +488,17 @@ def test_the_known_are_drawn_by_value_and_the_new_by_speed() -> None:
     np.testing.assert_allclose(found[:, :4].mean(axis=0), best / best.sum(), atol=0.04)
     speed = 1 / np.arange(5, 9)
     np.testing.assert_allclose(found[:, 4:].mean(axis=0), speed / speed.sum(), atol=0.04)
+
+
+@pytest.mark.slow
+def test_who_only_explores_meets_everyone_first() -> None:
+    part = fs.selection.guided(explore=1.0, decay=1.0, least=1.0)
+    clock = fs.clock.simulated(fs.clock.tiers(1, 2, 10))
+    made = algorithm(part, clock, local=fs.local.with_utility(local(), risk()))
+    rounds = [cohort(metrics) for _, _, metrics, _ in play(made, 3)]
+    assert len(rounds[0] | rounds[1]) == 2 * M
+    assert set.union(*rounds) == set(range(N))
+    assert len(rounds[2]) == M
 
 
 @functools.cache

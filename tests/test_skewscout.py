@@ -119,7 +119,11 @@ def test_traffic_alone_asks_for_the_most_steps(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"fewest_steps": 0}, "fewest must be at least 1, got 0"),
         ({"most_steps": 1}, "most must be at least fewest, 2, got 1"),
+        ({"travel_rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"loss_weight": -1.0}, "loss_weight must be at least 0 and finite, got -1.0"),
+        ({"allowed_loss": float("inf")}, "allowed must be at least 0 and finite, got inf"),
     ],
 )
 def test_settings_out_of_range(models: dict[str, fs.Model], options: Any, message: str) -> None:
