@@ -280,12 +280,7 @@ def test_three_numbers_travel_with_every_model(federation: Federation) -> None:
 
 LEARNED = redistribution.learned()
 STICKY = selection.uniform(sticky=True)
-UNCALLED: Any = redistribution.learned
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "not called": (
-        lambda: made().replace(flight=flight.serverless(UNCALLED)),
-        "redistribution must be a function, got the class learned: use learned(...)",
-    ),
     "a server": (
         lambda: made().replace(flight=flight.delayed(3, redistribution=LEARNED)),
         "redistribution learned() needs a flight without a server, flight is delayed(3, ",

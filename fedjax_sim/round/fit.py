@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import (
+    Aggregator,
     Broadcast,
     Clock,
     Diagnostic,
@@ -24,17 +25,16 @@ from fedjax_sim.base import (
     Selection,
     Sending,
     Server,
+    Variables,
     concrete,
     evaluate_law,
     ranges,
     shown,
 )
-from fedjax_sim.base.parts import check_kind, uncalled
-from fedjax_sim.engine import needs, tree
+from fedjax_sim.base.parts import check_kind, is_users
+from fedjax_sim.engine import needs
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.round.trial import check_absent
-from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
     "local": LocalUpdate,
@@ -44,11 +44,11 @@ KINDS: dict[str, type] = {
     "exchange": Exchange,
     "server": Server,
     "execution": Execution,
+    "finish": Finish,
+    "clock": Clock,
 }
+OPTIONAL = ("finish", "clock")
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
-MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
-"""Return types of factories that were passed without a call."""
-FUNCTIONS = ("weighting", "aggregator")
 BYTES_KNOWN = Need(
     "clock",
     "a clock without a link if models return one by one, as its messages are known too late",
@@ -75,14 +75,9 @@ def check_parts(parts: Any) -> None:
             _check_need(role, part, need, parts)
     for role, part, need in _derived(parts):
         _check_need(role, part, need, parts)
-    _check_effect(parts)
-    _check_weighting(parts.weighting)
-    redistribution = parts.flight.redistribution
-    if redistribution is not None and parts.learned is None:
-        _check_redistribution(redistribution, parts.slots)
+    _check_absent(parts.aggregator, parts.slots)
     if parts.clock is not None:
         _check_laws(parts.clock)
-    check_absent(parts)
 
 
 def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
@@ -100,12 +95,9 @@ def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_kinds(parts: Any) -> None:
     for role, kind in KINDS.items():
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        check_kind(f"{role} must be {article}", kind, getattr(parts, role))
-    if parts.finish is not None:
-        check_kind("finish must be a", Finish, parts.finish)
-    if parts.clock is not None:
-        check_kind("clock must be a", Clock, parts.clock)
+        if getattr(parts, role) is not None or role not in OPTIONAL:
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            check_kind(f"{role} must be {article}", kind, getattr(parts, role))
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
             check_kind(f"{role} must be a sequence of", kind, part)
@@ -116,20 +108,12 @@ def _check_kinds(parts: Any) -> None:
         check_kind("refresh must be a", Refresh, flight.refresh)
     if flight.evaluated not in ("server", "in_flight"):
         raise ValueError(f"evaluated must be 'server' or 'in_flight', got {flight.evaluated!r}")
-    functions = {role: getattr(parts, role) for role in FUNCTIONS} | {"personal": parts.personal}
+    functions = {role: getattr(parts, role) for role in ("weighting", "aggregator", "personal")}
     if parts.learned is None:
         functions["redistribution"] = flight.redistribution
     for role, part in functions.items():
-        if part is None and role not in FUNCTIONS:
-            continue
-        if isinstance(part, type):
-            raise ValueError(f"{role} must be a function, got {uncalled(part)}")
-        if not callable(part):
+        if part is not None and not callable(part):
             raise ValueError(f"{role} must be a function, got {part!r}")
-        if getattr(part, "__annotations__", {}).get("return") in MADE:
-            raise ValueError(
-                f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
-            )
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
@@ -173,48 +157,26 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
             yield "sending", part, needs.A_MODEL_SENT
 
 
-def _check_effect(parts: Any) -> None:
-    """Rejects parts that would have no effect."""
-    if not parts.exchange.nothing:
+def _check_absent(aggregator: Aggregator, slots: int) -> None:
+    """Rejects a user's aggregator that reads a row of weight 0, as there are on several devices."""
+    if not is_users(getattr(aggregator, "__module__", None) or type(aggregator).__module__):
         return
-    idle = {"weighting": parts.weighting is not by_samples}
-    idle["aggregator"] = parts.aggregator is not tree.mean and not needs.shares(parts.local)
-    for role, has_no_effect in idle.items():
-        if has_no_effect:
-            raise ValueError(
-                f"{role} {shown(getattr(parts, role))} has no effect with exchange "
-                f"{parts.exchange}, by which no model is sent: use exchange=everything()"
-            )
-
-
-def _check_weighting(weighting: Callable[..., Any]) -> None:
-    """Evaluates the weighting on three models."""
-    with jax.ensure_compile_time_eval():  # the weights need not be traced
-        samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
-        given = weighting(samples, visited)
-    if not concrete(given):
-        return
-    given = np.asarray(given)
-    if given.shape != (3,) or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(
-            f"weighting must give each model a positive finite number, {shown(weighting)} gave "
-            f"{given.tolist()} for samples {samples.tolist()}"
-        )
-
-
-def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
-    """Evaluates it twice: indexing clamps, so a slot that does not exist would go unnoticed."""
-    traced = jax.eval_shape(lambda key: redistribute(key, slots), jax.random.key(0))
-    if getattr(traced, "source", None) is None:
-        return  # mixing: it would compile for half a second
-    for seed in range(2):
+    values = jax.random.normal(jax.random.key(0), (slots + 1, 3), jnp.float32)
+    weights = (jnp.arange(slots + 1) < slots).astype(jnp.float32)
+    try:
         with jax.ensure_compile_time_eval():
-            found = np.asarray(redistribute(jax.random.key(seed), slots).source)
-        if found.shape != (slots,) or found.min() < 0 or found.max() >= slots:
-            raise ValueError(
-                f"redistribution must give each of the {slots} slots one of 0..{slots - 1}, "
-                f"{shown(redistribute)} gave {found.tolist()}"
+            one, other = (
+                jax.tree.leaves(aggregator(Variables({"w": values.at[-1].set(far)}, {}), weights))
+                for far in (1e3, -1e2)
             )
+    except Exception:  # it needs another model, or will raise in the first round
+        return
+    pairs = zip(one, other, strict=True)
+    if concrete(*one, *other) and not all(np.array_equal(*p, equal_nan=True) for p in pairs):
+        raise ValueError(
+            "aggregator must leave out rows of weight 0, as there are on several devices: their "
+            f"values change what {shown(aggregator)} returns"
+        )
 
 
 def _check_laws(clock: Clock) -> None:
