@@ -11,12 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from composing import one_step
 from conftest import SIZES, assert_trees, first_weights, make_federation
 from fed import water_filled
 
 import fedjax_sim as fs
-from fedjax_sim.base import ClientData, Variables
+from fedjax_sim.base import ClientData, LocalInfo, LocalUpdate, Trained, Variables
 from fedjax_sim.engine.chances import inclusion, systematic
 from fedjax_sim.engine.streams import Round, stream
 
@@ -155,6 +154,22 @@ def test_probabilities_must_be_probabilities(p: tuple[float, ...], message: str)
 
 
 # ---- rounds ----
+
+
+class one_step(LocalUpdate):
+    """A step towards the client's number."""
+
+    batch_size = 8
+    stops = known = True
+
+    def train(self, key: Any, variables: Any, client: Any, own: Any, common: Any) -> Trained:
+        target = client.start.astype(jnp.float32)
+        moved = jax.tree.map(lambda w: w - 0.1 * (w - target), variables)
+        steps = jnp.minimum(client.size, 1)
+        return Trained(moved, own, (), LocalInfo(target, steps, client.size))
+
+    def steps_for(self, samples: Any, client: Any = None) -> Any:
+        return 0 * samples + 1
 
 
 def composed(**parts: Any) -> fs.Algorithm:

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from composing import PART_LIST, SLOTS, refusal
 from conftest import (
     assert_trees,
     compiled_programs,
@@ -29,8 +28,6 @@ from conftest import (
     unordered_sums,
 )
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from test_contracts import named as named_method
-from test_contracts import update as any_local
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -914,18 +911,3 @@ def test_the_page_is_current() -> None:
     assert page.read_text(encoding="utf-8") == algorithms.page(), (
         "python docs/algorithms.py > docs/algorithms.md"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(ALGORITHMS)[::6])
-def test_a_part_fits_a_method_or_is_refused_in_a_line_that_names_two(name: str) -> None:
-    """Parts of all roles that the method leaves as compose takes them; of every sixth method.
-
-    What does not fit is nearly always two parts, see tests/test_compositions.py.
-    """
-    method = named_method(name, any_local())
-    fixed = {line.strip().partition("=")[0] for line in method.parts.written()} - {"local"}
-    for part in PART_LIST:
-        of_a_graph = part.role == "redistribution" and method.slots != SLOTS
-        if part.role not in fixed | {"setting"} and not of_a_graph:
-            refusal(part, method=method)
