@@ -6,7 +6,6 @@ and times, and then trains all clients that return together, each from the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,42 +18,19 @@ from fedjax_sim.base import (
     ClientData,
     Elapsed,
     FedState,
-    Law,
     Now,
     PyTree,
     Traffic,
     Variables,
-    evaluate_law,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.moments import add_seconds, between, compute_and_transfer, no_later, same
-from fedjax_sim.engine.streams import Device, Dispatch, Round, stream
+from fedjax_sim.engine.streams import Dispatch, Round, stream
+from fedjax_sim.round import timing
 from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.placement import Arrivals
 
 _NEVER = np.iinfo(np.int32).max
-
-
-class Arrivals(NamedTuple):
-    """The clients whose updates arrive in a round, in the order of their numbers.
-
-    Attributes:
-        client: ``int32[K]``; N for an empty place.
-        age: ``int32[K]``, rounds since the client's model was sent.
-        models: ``[K, *p]``, the models that the clients received.
-        at_work: clients still in flight, including those sent in this round.
-        sent: ``int32[]``, number of models that the server sent.
-        now: the end of the round.
-        elapsed: times of the round.
-    """
-
-    client: Array
-    age: Array
-    models: Variables
-    at_work: AtWork
-    sent: Array
-    now: Now
-    elapsed: Elapsed
 
 
 class _Progress(NamedTuple):
@@ -94,18 +70,9 @@ class _Progress(NamedTuple):
 
 
 def next_arrivals(
-    parts: Parts,
-    key: Array,
-    state: FedState,
-    data: ClientData,
-    sizes: Callable[[Parts, Variables, ClientData], Traffic],
-) -> Arrivals | None:
-    """Returns the clients whose updates arrive in this round; None for synchronous rounds.
-
-    ``sizes`` counts the bytes of messages.
-    """
-    if not parts.asynchronous:
-        return None
+    parts: Parts, key: Array, state: FedState, data: ClientData, size: Traffic
+) -> Arrivals:
+    """Returns the clients whose updates arrive in this round, given the bytes of messages."""
     at: AtWork = state.at_work
     places, count = len(at.client), parts.slots
     busy = at.client < data.clients
@@ -130,7 +97,7 @@ def next_arrivals(
         waiting=jnp.float32(0),
         over=jnp.array(False),
     )
-    events = _Events(parts, key, state, data, sizes(parts, state.server, data), row)
+    events = _Events(parts, key, state, data, size, row)
     taken = jax.lax.while_loop(lambda taken: ~taken.over, events.next, taken)
     order = jnp.argsort(taken.client)
     models, others = _exchanged(at.models, state.server, taken.row[order], taken.found, row)
@@ -231,7 +198,12 @@ class _Events(NamedTuple):
         if clock.available is not None:
             keys = stream(own, Dispatch.AWAKE)[None]
             awake = clock.available(keys, client[None], taken.now)[0]
-        before, work, after = self._durations(client, taken.now)
+        before, work, after = (
+            seconds[0]
+            for seconds in timing.forecast(
+                self.parts, self.state._replace(clock=taken.now), self.data, self.size, client[None]
+            )
+        )
         length, lost = before + work + after, jnp.array(False)
         if clock.failures:
             luck = jax.random.uniform(stream(own, Dispatch.LOST), (2,), jnp.float32)
@@ -300,23 +272,6 @@ class _Events(NamedTuple):
         """Returns the seconds that clients without a model wait from now until then."""
         idle = jnp.sum(taken.at.idle).astype(jnp.float32)
         return idle * between(taken.now, then)
-
-    def _durations(self, client: Array, now: Now) -> tuple[Array, Array, Array]:
-        """Returns the seconds of a client's download, computation and upload."""
-        clock, local = self.parts.clock, self.parts.local
-        assert clock is not None
-        key, size = jax.random.key(clock.seed), self.size
-
-        def of(law: float | Law, which: Device) -> Array:
-            return evaluate_law(law, stream(key, which), client[None], now)[0]
-
-        steps = jnp.asarray(local.steps_for(client_sizes(self.data, client), client))
-        work = steps.astype(jnp.float32) * of(clock.compute, Device.COMPUTE)
-        link = clock.link
-        if link is None:
-            return jnp.float32(0), work, jnp.float32(0)
-        down, up = float(size.download + size.shared_state), float(size.upload + size.message)
-        return down / of(link.down, Device.DOWN), work, up / of(link.up, Device.UP)
 
 
 def _first(at: AtWork) -> Array:

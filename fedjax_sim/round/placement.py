@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import (
     Array,
+    AtWork,
     ClientData,
+    Elapsed,
     FedState,
     LearnedRedistribution,
     LocalInfo,
     Model,
     Moves,
+    Now,
     Outlook,
     PyTree,
     Slots,
@@ -35,8 +38,29 @@ from fedjax_sim.engine.device import launch_price
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.plan.moves import Gather
-from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
+
+
+class Arrivals(NamedTuple):
+    """The clients whose updates arrive in a round, in the order of their numbers.
+
+    Attributes:
+        client: ``int32[K]``; N for an empty place.
+        age: ``int32[K]``, rounds since the client's model was sent.
+        models: ``[K, *p]``, the models that the clients received.
+        at_work: clients still in flight, including those sent in this round.
+        sent: ``int32[]``, number of models that the server sent.
+        now: the end of the round.
+        elapsed: times of the round.
+    """
+
+    client: Array
+    age: Array
+    models: Variables
+    at_work: AtWork
+    sent: Array
+    now: Now
+    elapsed: Elapsed
 
 
 class Placed(NamedTuple):
@@ -127,8 +151,8 @@ def place(
     key: Array,
     state: FedState,
     data: ClientData,
-    outlook: Outlook | None = None,
-    back: Arrivals | None = None,
+    outlook: Outlook | None,
+    back: Arrivals | None,
 ) -> tuple[Placed, Draw]:
     """Draws a client for every slot, or takes clients that return; deals the slots to rows.
 

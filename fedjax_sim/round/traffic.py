@@ -13,7 +13,6 @@ from fedjax_sim.base import (
     ClientData,
     FedState,
     Fragment,
-    Metrics,
     PyTree,
     SetupTraffic,
     SlotBytes,
@@ -86,14 +85,6 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     stays = bool(parts.exchange.fragments) and parts.in_flight
     in_part = visited & ~down if stays else jnp.zeros_like(visited)
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
-
-
-def with_relays(parts: Parts, metrics: Metrics, placed: Placed, due: Array) -> Metrics:
-    """Returns the metrics with the models of the servers between the clients and the server."""
-    if not parts.relays:
-        return metrics
-    up, down = (parts.relays * jnp.any(rows).astype(jnp.int32) for rows in (due, placed.fresh))
-    return metrics._replace(uploads=metrics.uploads + up, downloads=metrics.downloads + down)
 
 
 def share_of(

@@ -158,6 +158,26 @@ def survey_clients(
     return state._replace(shared_state=survey.tell(state.shared_state, aggregate))
 
 
+class Work(NamedTuple):
+    """The result of local training.
+
+    Attributes:
+        trained: ``[P]``, the states, messages and reports of the clients, and their models if there
+            are models in flight, else updates (computed once, at the client, so that they are
+            exact), or the mean ``[*p]`` of the updates if they are not stored.
+        own: ``[P, *p]``, the leaves that stay with the clients.
+        placed: the rows, with the broadcast's tags.
+        start: ``[P, *p]``, the models before training, if they are needed; else ().
+        executed: ``int32[]``, the steps that the devices ran or waited.
+    """
+
+    trained: Trained
+    own: PyTree
+    placed: Placed
+    start: PyTree
+    executed: Array
+
+
 def train(
     parts: Parts,
     key: Array,
@@ -165,19 +185,12 @@ def train(
     data: ClientData,
     placed: Placed,
     due: Array,
-    limit: Array | None = None,
-) -> tuple[Trained, PyTree, Placed, PyTree, Array]:
+    limit: Array | None,
+) -> Work:
     """Runs one local update per row, ``[P]``.
 
     The state is that after :func:`survey_clients`; the server collects the rows ``due bool[P]``.
     ``limit int32[P]`` is the most steps of each row; None without a limit.
-
-    Returns:
-        The results of training: models if there are models in flight, else updates (computed once,
-        at the client, so that they are exact), or the mean ``[*p]`` of the updates if they are not
-        stored; the leaves that stay with the clients; the slots with the broadcast's tags; the
-        models ``[P, *p]`` that updates are relative to, () if not needed; ``int32[]``, the steps
-        that the devices ran or waited.
     """
     summed = not parts.holds_updates
 
@@ -230,7 +243,7 @@ def train(
     placed = placed._replace(slots=slots._replace(tag=tag, received=received))
     if ran is None:
         ran = parts.execution.executed(trained.info.steps)
-    return trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32)
+    return Work(trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32))
 
 
 def _in_steps(
