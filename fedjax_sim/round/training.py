@@ -162,9 +162,8 @@ class Work(NamedTuple):
     """The result of local training.
 
     Attributes:
-        trained: ``[P]``, the states, messages and reports of the clients, and their models if there
-            are models in flight, else updates (computed once, at the client, so that they are
-            exact), or the mean ``[*p]`` of the updates if they are not stored.
+        trained: ``[P]``, results of the clients; in place of models, unless these stay in flight,
+            updates (exact, as computed at the client), or their mean ``[*p]`` if not stored.
         own: ``[P, *p]``, the leaves that stay with the clients.
         placed: the rows, with the broadcast's tags.
         start: ``[P, *p]``, the models before training, if they are needed; else ().
@@ -241,8 +240,7 @@ def train(
     # Every device needs all reports, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
     placed = placed._replace(slots=slots._replace(tag=tag, received=received))
-    if ran is None:
-        ran = parts.execution.executed(trained.info.steps)
+    ran = parts.execution.executed(trained.info.steps) if ran is None else ran
     return Work(trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32))
 
 
