@@ -32,8 +32,7 @@ from fedjax_sim.round.exchanging import (
 from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
-from fedjax_sim.round.start import initial_state
-from fedjax_sim.round.training import first_visit
+from fedjax_sim.round.start import first_visit, initial_state
 
 
 def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:

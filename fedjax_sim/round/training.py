@@ -327,29 +327,3 @@ def client_states(
         state.shared_state, trained.message, weights, data.clients, parts.aggregator
     )
     return kept, own, shared
-
-
-def first_visit(
-    parts: Parts, state: FedState, data: ClientData
-) -> tuple[Trained, PyTree, PyTree, PyTree]:
-    """Runs a visit, for its shapes; returns its result, answer, shared state and tag.
-
-    Without steps, if possible: they change no shapes and take the most time to trace.
-    """
-    key = jax.random.key(0)
-    task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
-    client = tree.take(task, jnp.int32(0)).view(
-        samples_of(data), data, state.round, key, coverage=parts.exchange.coverage
-    )
-    received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
-    client_state, told = parts.local.client_state(state.server), state.shared_state
-    answer: PyTree = ()
-    if parts.local.survey is not None:
-        answer = parts.local.survey.ask(key, received, client, client_state, told)
-        told = parts.local.survey.tell(told, answer)
-    train, visit = parts.local.train, (key, received, client, client_state, told)
-    if isinstance(train, TrainInSteps):
-        trained = train.end(*train.begin(*visit), *visit)
-    else:
-        trained = train(*visit)
-    return trained, answer, told, tag
