@@ -74,20 +74,16 @@ def send(
     if not parts.sending:
         return Delivered(trained, state.sending, sends, None, None)
     known = start if parts.models_travel else measured_from(parts, state, slots)
-    if not parts.in_flight:
-        models, message, *rest = _apply_sending(
-            parts, key, state, data, slots.client, sends, visited, known, trained.variables,
-            trained.message, most,
-        )  # fmt: skip
-        return Delivered(trained._replace(variables=models, message=message), *rest)
-    update = tree.subtract(trained.variables, known)
-    update, message, kept, sent, _, sizes = _apply_sending(
-        parts, key, state, data, slots.client, sends, visited, known, update, trained.message,
-        most,
-    )  # fmt: skip
-    models = tree.select_rows(sent, tree.add(known, update), trained.variables)
-    trained = trained._replace(variables=models, message=message)
-    return Delivered(trained, kept, sent, None, sizes)
+    update = trained.variables
+    if parts.in_flight:
+        update = tree.subtract(update, known)
+    update, message, kept, sent, chance, sizes = _apply_sending(
+        parts, key, state, data, slots.client, sends, visited, known, update, trained.message, most
+    )
+    if parts.in_flight:
+        update = tree.select_rows(sent, tree.add(known, update), trained.variables)
+    trained = trained._replace(variables=update, message=message)
+    return Delivered(trained, kept, sent, chance, sizes)
 
 
 def drop_late(

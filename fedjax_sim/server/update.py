@@ -27,7 +27,7 @@ from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import FROM_NEWEST
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
-from fedjax_sim.engine.optimizers import check_optimizer, first_state
+from fedjax_sim.engine.optimizers import check_optimizer
 
 
 class replace(Server):
@@ -71,7 +71,7 @@ class optimizer(Server):
         check_optimizer("transform", self.transform)
 
     def init(self, variables: Variables) -> PyTree:
-        return first_state(self.transform, variables.params)
+        return self.transform.init(variables.params)
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
