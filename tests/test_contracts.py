@@ -1421,10 +1421,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no cohort": (
         {"clients_per_round": None}, "clients_per_round must be a whole number at least 1, got N",
     ),
-    "Zeno before others": (
-        {"preaggregation": [preaggregation.suspicion(risk()), preaggregation.bucketing()]},
-        "needs to be the last: who is dropped depends on the others, preaggregation is (suspicion(",
-    ),
 }  # fmt: skip
 
 

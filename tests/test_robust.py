@@ -939,19 +939,8 @@ def test_what_zeno_refuses(federation: Federation, models: dict[str, fs.Model]) 
     objective = fs.empirical_risk(models["logistic"])
     local = fs.local_sgd(objective, optax.sgd(0.1))
     method = zeno(local, clients_per_round=4, objective=objective)
-    screen = method.parts.preaggregation[0]
-    for parts, message in (
-        (
-            {"clients_per_round": 4, "flight": fs.flight.delayed(2)},
-            "needs models that return in the round",
-        ),
-        (
-            {"preaggregation": (screen, preaggregation.gaussian_mechanism(1.0, 1.0, 4))},
-            "needs to be the last: who is dropped depends on the others",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            method.replace(**parts)
+    with pytest.raises(ValueError, match="needs models that return in the round"):
+        method.replace(flight=fs.flight.delayed(2))
     variables = models["logistic"].init(jax.random.key(0))
     with pytest.raises(ValueError, match="root of the data must be the server's own samples"):
         method.init(jax.random.key(0), variables, federation.data)
@@ -1192,15 +1181,9 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
         "needs no pre-aggregation, "
         "preaggregation is (nearest_neighbour_mixing(),)",
     ),
-    "reports of rows that are mixtures": (
-        lambda: mixing(NNM, preaggregation=(NNM, FAIR)),
-        "preaggregation nearest_neighbour_mixing() needs no part after it that reads single "
-        "clients' reports, preaggregation is (nearest_neighbour_mixing(), agnostic(0.1)): use that",
-    ),
     "few buckets": (
         lambda: mixing(BUCKETS, aggregator=aggregators.krum(0.3)),
-        "aggregator krum(byzantine=0.3) needs 5 rows, say, for byzantine=0.3 of them, "
-        "preaggregation is (bucketing(size=3),): use a larger cohort, or smaller buckets",
+        "aggregator krum(byzantine=0.3) needs a larger cohort, for byzantine=0.3 of the rows that",
     ),
     "few clients": (
         lambda: mixing(preaggregation.nearest_neighbour_mixing(0.05)),

@@ -1047,10 +1047,6 @@ def test_messages_of_groups_that_left_at_different_times_are_refused(case: str) 
 # --- settings ---
 
 
-def apply_once(part: PreAggregation) -> Any:
-    return at_server(part, np.zeros(1, np.float32), np.zeros((1, 1), np.float32), [1])
-
-
 p3 = partition_from_lists([[0, 1, 2], [3, 4, 5]])
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "peers": (lambda: server.train_on_root(any_local(peers=True)), "got peers=True"),
@@ -1113,10 +1109,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "decay": (
         lambda: preaggregation.staleness(0.5, "linear"),  # type: ignore[arg-type]
         "decay must be one of constant, polynomial, hinge, got 'linear'",
-    ),
-    "unmeasured": (
-        lambda: apply_once(preaggregation.q_fair(1, 0.1)),
-        "local must report its clients' initial_loss",
     ),
     "sums": (
         lambda: redistribution.mix([[1.0, 0.0], [0.5, 0.4]]),

@@ -96,9 +96,6 @@ class PreAggregation(Part):
         """Computes ε of its noise if the server uses only the plain mean; None: not private."""
         return None
 
-    drops = False
-    """Whether it gives some rows the weight 0."""
-
     weighs = False
     """Whether it changes only the weights."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -12,25 +10,8 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.needs import ALL_DUE, ONE_MODEL, SYNCHRONOUS, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import enough, share_of, trainable
 
-
-def _read_before(parts: Any) -> bool:
-    """Returns whether no part reads clients' reports of rows that a part before it has mixed."""
-    mixed = False
-    for one in parts.preaggregation:
-        if mixed and (one.reads or one.setup_traffic):
-            return False
-        mixed = mixed or one.mixes is not None
-    return True
-
-
-READ_BEFORE = Need(
-    "preaggregation",
-    "no part after it that reads single clients' reports",
-    _read_before,
-    "that part before it",
-)
 # Only updates of one model are measured from the same point.
-MIXED = (ONE_MODEL, SYNCHRONOUS, ALL_DUE, WHOLE_MODEL, READ_BEFORE)
+MIXED = (ONE_MODEL, SYNCHRONOUS, ALL_DUE, WHOLE_MODEL)
 
 
 class nearest_neighbour_mixing(PreAggregation):

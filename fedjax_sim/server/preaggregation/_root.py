@@ -16,7 +16,6 @@ from fedjax_sim.base import (
     Count,
     Decay,
     LocalUpdate,
-    Need,
     NonNegative,
     Objective,
     PreAggregation,
@@ -28,13 +27,6 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view, rows_at, shuffled
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, SYNCHRONOUS, WHOLE_MODEL
 from fedjax_sim.server.aggregators._rows import share_of
-
-LAST = Need(
-    "preaggregation",
-    "to be the last: who is dropped depends on the others",
-    lambda parts: not any(part.drops for part in parts.preaggregation[:-1]),
-    "preaggregation=(..., suspicion(...))",
-)
 
 
 class suspicion(PreAggregation):
@@ -68,9 +60,8 @@ class suspicion(PreAggregation):
     _: dataclasses.KW_ONLY
     batch_size: Count = 128
 
-    drops = True
     weighs = True
-    needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, WHOLE_MODEL, LAST)
+    needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, WHOLE_MODEL)
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
         root_view(data)  # rejects data without root before the first round
