@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -115,18 +114,6 @@ def test_client_numbers_are_invisible(federation: Federation, models: dict[str, 
         return state.server
 
     assert_trees(final(data), final(moved), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
-    model = models["logistic"]
-    algorithm = fs.fedavg(local_sgd(model), clients_per_round=4).on(ONE["execution"])
-    runs = [
-        play(algorithm, model, dataclasses.replace(federation.data, capacity=capacity), 3).final
-        for capacity in (40, 64, 300)
-    ]
-    assert_trees(runs[0], runs[1])
-    assert_trees(runs[0], runs[2], rtol=1e-6, atol=1e-7)
 
 
 def test_others_samples_never_leak(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -312,14 +299,6 @@ def test_runs_balance_over_all_devices(devices: int, runs: int) -> None:
     assert (np.sort(rows, axis=1) == np.arange(8)).all()
     loads = np.take_along_axis(costs, rows, axis=1).reshape(runs, devices, -1).sum(axis=(0, 2))
     assert loads.max() <= 1.02 * loads.mean()
-
-
-def test_dealing_evens_out_a_steep_cohort() -> None:
-    costs = np.arange(1, 21, dtype=np.int32) ** 2
-    task = np.asarray(_deal(4, 0)(costs))
-    loads = costs[task].reshape(4, 5).sum(axis=1)
-    assert loads.max() <= 1.1 * loads.mean()
-    assert costs.reshape(4, 5).sum(axis=1).max() > 2 * loads.mean()  # not dealt
 
 
 @pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((2, 2), (2, 2)), ((1, 0), (0, 2))])
