@@ -765,10 +765,6 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: clock.simulated(1, late="partial"), "late='partial' needs a deadline",
     ),
     # With other parts.
-    "law": (
-        lambda: method("fedavg", clock=clock.simulated(lambda key, k, now: k.astype(float))),
-        r"clock must give each client a positive finite number, compute=<lambda> gave \[0.0, 1.0",
-    ),
     "gossip": (
         lambda: fs.algorithms.gossip(local(), clients_per_round=4).replace(
             clock=clock.simulated(1)

@@ -34,39 +34,22 @@ _NEVER = np.iinfo(np.int32).max
 
 
 class _Progress(NamedTuple):
-    """Progress of a round.
+    """Progress of a round."""
 
-    Attributes:
-        turn: ``int32[]``, number of the event.
-        now: time of the event.
-        at: clients in flight, without their models.
-        client: ``int32[K]``, clients that have returned, in the order of time.
-        update: ``int32[K]``, rounds in which they were sent, see :class:`AtWork`.
-        row: ``int32[K]``, rows of their models.
-        found: ``int32[]``, number of clients that have returned.
-        sent: ``int32[]``, number of models sent.
-        asleep: ``int32[]``, number of clients that were asleep.
-        lost: ``int32[]``, number of clients that were lost.
-        computing: ``f32[]``, seconds that clients that have returned computed.
-        link: ``f32[]``, seconds of their transfers.
-        waiting: ``f32[]``, seconds that clients without a model waited.
-        over: ``bool[]``, whether the round is over.
-    """
-
-    turn: Array
-    now: Now
-    at: AtWork
-    client: Array
-    update: Array
-    row: Array
-    found: Array
-    sent: Array
-    asleep: Array
-    lost: Array
-    computing: Array
-    link: Array
-    waiting: Array
-    over: Array
+    turn: Array  # int32[], number of the event
+    now: Now  # time of the event
+    at: AtWork  # clients in flight, without their models
+    client: Array  # int32[K], clients that have returned, in the order of time
+    update: Array  # int32[K], rounds in which they were sent, see :class:`AtWork`
+    row: Array  # int32[K], rows of their models
+    found: Array  # int32[], number of clients that have returned
+    sent: Array  # int32[], number of models sent
+    asleep: Array  # int32[], number of clients that were asleep
+    lost: Array  # int32[], number of clients that were lost
+    computing: Array  # f32[], seconds that clients that have returned computed
+    link: Array  # f32[], seconds of their transfers
+    waiting: Array  # f32[], seconds that clients without a model waited
+    over: Array  # bool[], whether the round is over
 
 
 def next_arrivals(

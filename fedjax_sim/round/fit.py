@@ -19,7 +19,6 @@ from fedjax_sim.base import (
     Flight,
     LocalUpdate,
     Need,
-    Now,
     PreAggregation,
     Refresh,
     Selection,
@@ -27,7 +26,6 @@ from fedjax_sim.base import (
     Server,
     Variables,
     concrete,
-    evaluate_law,
     ranges,
     shown,
 )
@@ -76,8 +74,6 @@ def check_parts(parts: Any) -> None:
     for role, part, need in _derived(parts):
         _check_need(role, part, need, parts)
     _check_absent(parts.aggregator, parts.slots)
-    if parts.clock is not None:
-        _check_laws(parts.clock)
 
 
 def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
@@ -177,23 +173,3 @@ def _check_absent(aggregator: Aggregator, slots: int) -> None:
             "aggregator must leave out rows of weight 0, as there are on several devices: their "
             f"values change what {shown(aggregator)} returns"
         )
-
-
-def _check_laws(clock: Clock) -> None:
-    """Evaluates each distribution on three clients at the start."""
-    laws = {"compute": clock.compute}
-    if clock.link is not None:
-        laws |= {"link.up": clock.link.up, "link.down": clock.link.down}
-    for name, law in laws.items():
-        with jax.ensure_compile_time_eval():
-            client = jnp.arange(min(3, clock.clients or 3), dtype=jnp.int32)
-            now = Now(jnp.int32(0), jnp.float32(0))
-            given = evaluate_law(law, jax.random.key(clock.seed), client, now)
-        if not concrete(given):
-            continue
-        found = np.asarray(given)
-        if found.shape != client.shape or not (np.isfinite(found) & (found > 0)).all():
-            raise ValueError(
-                f"clock must give each client a positive finite number, {name}={shown(law)} gave "
-                f"{found.tolist()}"
-            )

@@ -42,65 +42,37 @@ from fedjax_sim.round.parts import Parts
 
 
 class Arrivals(NamedTuple):
-    """The clients whose updates arrive in a round, in the order of their numbers.
+    """The clients whose updates arrive in a round, in the order of their numbers."""
 
-    Attributes:
-        client: ``int32[K]``; N for an empty place.
-        age: ``int32[K]``, rounds since the client's model was sent.
-        models: ``[K, *p]``, the models that the clients received.
-        at_work: clients still in flight, including those sent in this round.
-        sent: ``int32[]``, number of models that the server sent.
-        now: the end of the round.
-        elapsed: times of the round.
-    """
-
-    client: Array
-    age: Array
-    models: Variables
-    at_work: AtWork
-    sent: Array
-    now: Now
-    elapsed: Elapsed
+    client: Array  # int32[K]; N for an empty place
+    age: Array  # int32[K], rounds since the client's model was sent
+    models: Variables  # [K, *p], the models that the clients received
+    at_work: AtWork  # clients still in flight, including those sent in this round
+    sent: Array  # int32[], number of models that the server sent
+    now: Now  # the end of the round
+    elapsed: Elapsed  # times of the round
 
 
 class Placed(NamedTuple):
-    """The models of a round by row, before or after training.
+    """The models of a round by row, before or after training."""
 
-    Attributes:
-        slots: ``[P]``, the slots in their rows.
-        slot: ``int32[P]``, number of the slot; S for a padding row.
-        fresh: ``bool[P]``, whether the slot leaves the server in this round.
-        samples: ``int32[P]``, n_k of the visited client; 0 without a client.
-    """
-
-    slots: Slots
-    slot: Array
-    fresh: Array
-    samples: Array
+    slots: Slots  # [P], the slots in their rows
+    slot: Array  # int32[P], number of the slot; S for a padding row
+    fresh: Array  # bool[P], whether the slot leaves the server in this round
+    samples: Array  # int32[P], n_k of the visited client; 0 without a client
 
 
 class Draw(NamedTuple):
-    """States and counts of a round's plan.
+    """States and counts of a round's plan."""
 
-    Attributes:
-        selection: state of the selection.
-        redistribution: state of the redistribution.
-        exchanged: ``int32[]``, models that moved from client to client between the rounds.
-        sent: ``int32[]``, models sent to clients that may return in a later round.
-        lost: ``int32[]``, clients with such models that were lost.
-        client: ``int32[S]``, client of each slot; N for an empty slot.
-        assigned: ``int32[S]``, client of each slot, including sleeping clients.
-        source: ``int32[S]``, slot whose model each slot took over.
-    """
-
-    selection: PyTree
-    redistribution: PyTree
-    exchanged: Array
-    sent: Array
-    lost: Array
-    client: Array
-    assigned: Array
-    source: Array
+    selection: PyTree  # state of the selection
+    redistribution: PyTree  # state of the redistribution
+    exchanged: Array  # int32[], models that moved from client to client between the rounds
+    sent: Array  # int32[], models sent to clients that may return in a later round
+    lost: Array  # int32[], clients with such models that were lost
+    client: Array  # int32[S], client of each slot; N for an empty slot
+    assigned: Array  # int32[S], client of each slot, including sleeping clients
+    source: Array  # int32[S], slot whose model each slot took over
 
 
 def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution:

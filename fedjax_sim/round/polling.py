@@ -29,25 +29,15 @@ FORWARD = 1 / 3
 
 
 class Poll(NamedTuple):
-    """Result of a round's poll; seconds are 0 without a clock.
+    """Result of a round's poll; seconds are 0 without a clock."""
 
-    Attributes:
-        client: ``int32[K]``, clients that answered; N for the others.
-        answers: ``int32[]``, number of answers.
-        downloads: ``int32[]``, models sent to them.
-        seconds: ``f32[]``, seconds until the last answer.
-        computing: ``f32[]``, seconds of computation.
-        link: ``f32[]``, seconds of transfers.
-        waiting: ``f32[]``, seconds spent waiting for the last answer.
-    """
-
-    client: Array
-    answers: Array
-    downloads: Array
-    seconds: Array
-    computing: Array
-    link: Array
-    waiting: Array
+    client: Array  # int32[K], clients that answered; N for the others
+    answers: Array  # int32[], number of answers
+    downloads: Array  # int32[], models sent to them
+    seconds: Array  # f32[], seconds until the last answer
+    computing: Array  # f32[], seconds of computation
+    link: Array  # f32[], seconds of transfers
+    waiting: Array  # f32[], seconds spent waiting for the last answer
 
 
 def poll(

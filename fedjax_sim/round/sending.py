@@ -26,21 +26,14 @@ from fedjax_sim.round.parts import Parts
 
 
 class Delivered(NamedTuple):
-    """The messages of a round.
+    """The messages of a round."""
 
-    Attributes:
-        trained: ``[P]``, the results as they are sent; a model that is not sent stays as trained.
-        kept: ``[N, *]`` for each part, the clients' states.
-        sent: ``bool[P]``, the rows that sent a model.
-        chance: ``f32[P]``, the probability with which each row was to send; None if all were.
-        bytes: ``int32[P]``, the bytes of each update; None if these are known beforehand.
-    """
-
-    trained: Trained
-    kept: PyTree
-    sent: Array
+    trained: Trained  # [P], the results as they are sent; a model that is not sent stays as trained
+    kept: PyTree  # [N, *] for each part, the clients' states
+    sent: Array  # bool[P], the rows that sent a model
+    # f32[P], the probability with which each row was to send; None if all were
     chance: Array | None
-    bytes: Array | None
+    bytes: Array | None  # int32[P], the bytes of each update; None if these are known beforehand
 
 
 class _Task(NamedTuple):

@@ -32,17 +32,11 @@ MOST = 2**30
 
 
 class Durations(NamedTuple):
-    """Durations of each visit, ``f32[P]`` each.
+    """Durations of each visit, ``f32[P]`` each."""
 
-    Attributes:
-        down: seconds of the download.
-        step: seconds of a local step.
-        up: seconds of the upload.
-    """
-
-    down: Array
-    step: Array
-    up: Array
+    down: Array  # seconds of the download
+    step: Array  # seconds of a local step
+    up: Array  # seconds of the upload
 
 
 def durations(
@@ -156,21 +150,13 @@ def ready(parts: Parts, key: Array, limit: Array | None, placed: Placed, visited
 
 
 class Outcome(NamedTuple):
-    """Outcome of the visits of a round.
+    """Outcome of the visits of a round."""
 
-    Attributes:
-        visited: ``bool[P]``, rows whose clients were available.
-        arrived: ``bool[P]``, rows whose visit counts.
-        dropped: ``bool[P]``, rows that were late but had begun to send.
-        elapsed: times of the round; None without a clock.
-        end: ``f32[P]``, seconds of each visit; None without a clock.
-    """
-
-    visited: Array
-    arrived: Array
-    dropped: Array
-    elapsed: Elapsed | None
-    end: Array | None = None
+    visited: Array  # bool[P], rows whose clients were available
+    arrived: Array  # bool[P], rows whose visit counts
+    dropped: Array  # bool[P], rows that were late but had begun to send
+    elapsed: Elapsed | None  # times of the round; None without a clock
+    end: Array | None = None  # f32[P], seconds of each visit; None without a clock
 
 
 def outcome(

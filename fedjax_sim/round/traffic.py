@@ -57,19 +57,12 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
 
 class Transfers(NamedTuple):
-    """Transfers of a round, if none is lost; ``[P]`` each.
+    """Transfers of a round, if none is lost; ``[P]`` each."""
 
-    Attributes:
-        visited: ``bool[P]``, rows whose clients are available.
-        uploads: ``bool[P]``, rows whose model, or fragment of it, is uploaded.
-        downloads: ``int32[P]``, models sent to each client, in synchronous rounds.
-        fragments: ``bool[P]``, rows that download a fragment instead.
-    """
-
-    visited: Array
-    uploads: Array
-    downloads: Array
-    fragments: Array
+    visited: Array  # bool[P], rows whose clients are available
+    uploads: Array  # bool[P], rows whose model, or fragment of it, is uploaded
+    downloads: Array  # int32[P], models sent to each client, in synchronous rounds
+    fragments: Array  # bool[P], rows that download a fragment instead
 
 
 def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients: int) -> Transfers:

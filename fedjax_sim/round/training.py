@@ -65,22 +65,15 @@ class _Task(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """A model at a client.
+    """A model at a client."""
 
-    Attributes:
-        client: the client.
-        used: the model to train: the received one over its weight, with the client's own leaves.
-        received: the received model.
-        tag: tag of the broadcast.
-        origin: the model as it left the server; () if not needed.
-        covers: the client and the round that determine which entries the client has; () if all.
-    """
-
-    client: ClientView
+    client: ClientView  # the client
+    # the model to train: the received one over its weight, with the client's own leaves
     used: Variables
-    received: Variables
-    tag: PyTree
-    origin: PyTree
+    received: Variables  # the received model
+    tag: PyTree  # tag of the broadcast
+    origin: PyTree  # the model as it left the server; () if not needed
+    # the client and the round that determine which entries the client has; () if all
     covers: tuple[Array, ...] = ()
 
 
@@ -159,22 +152,15 @@ def survey_clients(
 
 
 class Work(NamedTuple):
-    """The result of local training.
+    """The result of local training."""
 
-    Attributes:
-        trained: ``[P]``, results of the clients; in place of models, unless these stay in flight,
-            updates (exact, as computed at the client), or their mean ``[*p]`` if not stored.
-        own: ``[P, *p]``, the leaves that stay with the clients.
-        placed: the rows, with the broadcast's tags.
-        start: ``[P, *p]``, the models before training, if they are needed; else ().
-        executed: ``int32[]``, the steps that the devices ran or waited.
-    """
-
+    # [P], results of the clients; in place of models, unless these stay in flight, updates
+    # (exact, as computed at the client), or their mean [*p] if not stored
     trained: Trained
-    own: PyTree
-    placed: Placed
-    start: PyTree
-    executed: Array
+    own: PyTree  # [P, *p], the leaves that stay with the clients
+    placed: Placed  # the rows, with the broadcast's tags
+    start: PyTree  # [P, *p], the models before training, if they are needed; else ()
+    executed: Array  # int32[], the steps that the devices ran or waited
 
 
 def train(

@@ -23,7 +23,6 @@ from fedjax_sim.base import (
     Variables,
     concrete,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import FROM_NEWEST
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
@@ -163,7 +162,6 @@ class sign_agreement(Server):
     backwards: bool = False
 
     def __post_init__(self) -> None:
-        check_kind("server must be a", Server, self.server)
         if self.literal and self.backwards:
             raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 
@@ -235,8 +233,6 @@ class chain(Server):
 
     def __init__(self, *servers: Server) -> None:
         object.__setattr__(self, "servers", servers)
-        for server in servers:
-            check_kind("every server of a chain must be a", Server, server)
         for server in servers[1:]:
             if server.dual is not None:
                 raise ValueError(

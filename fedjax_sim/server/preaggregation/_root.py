@@ -22,7 +22,6 @@ from fedjax_sim.base import (
     PyTree,
     Variables,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import on_root, root_view, rows_at, shuffled
 from fedjax_sim.engine.needs import NO_FLIGHT, ONE_MODEL, SYNCHRONOUS, WHOLE_MODEL
@@ -123,7 +122,6 @@ class trust(PreAggregation):
     needs = (ONE_MODEL, NO_FLIGHT, SYNCHRONOUS, WHOLE_MODEL)
 
     def __post_init__(self) -> None:
-        check_kind("local must be a", LocalUpdate, self.local)
         if self.local.peers:
             raise ValueError(
                 "local must do without the other clients' samples for FLTrust, got peers=True"
