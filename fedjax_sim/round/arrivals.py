@@ -24,7 +24,6 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.moments import add_seconds, between, compute_and_transfer, no_later, same
 from fedjax_sim.engine.streams import Dispatch, Round, stream
 from fedjax_sim.round import timing
 from fedjax_sim.round.parts import Parts
@@ -84,10 +83,10 @@ def next_arrivals(
     taken = jax.lax.while_loop(lambda taken: ~taken.over, events.next, taken)
     order = jnp.argsort(taken.client)
     models, others = _exchanged(at.models, state.server, taken.row[order], taken.found, row)
-    seconds = between(state.clock, taken.now)
+    seconds = _between(state.clock, taken.now)
     still = taken.at.client < data.clients
-    left = between(taken.now, taken.at.back)
-    each = compute_and_transfer(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
+    left = _between(taken.now, taken.at.back)
+    each = _compute_and_transfer(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
     computing, link = (jnp.sum(jnp.where(still, of_client, 0)) for of_client in each)
     elapsed = Elapsed(
         seconds=seconds,
@@ -145,13 +144,13 @@ class _Events(NamedTuple):
         at, period = taken.at, self.parts.flight.seconds
         place, awaited = _first(at), ~at.idle
         then = Now(*(a[place] for a in at.back))
-        here = jnp.any(awaited) & same(then, taken.now)
+        here = jnp.any(awaited) & _same(then, taken.now)
         busy = jnp.concatenate([at.client, taken.client])
         sends = jnp.any(at.idle) & jnp.any(self._free(busy)) & ~here
         ends = ~jnp.any(awaited)
         if period is not None:
-            sends = sends & same(taken.now, self.state.clock)
-            ends = ends | ~no_later(then, add_seconds(self.state.clock, jnp.float32(period)))
+            sends = sends & _same(taken.now, self.state.clock)
+            ends = ends | ~_no_later(then, add_seconds(self.state.clock, jnp.float32(period)))
         what = jnp.where(sends, 0, jnp.where(ends, 1, 2))
         taken = taken._replace(turn=taken.turn + 1)
         return jax.lax.switch(
@@ -218,11 +217,11 @@ class _Events(NamedTuple):
         asks = at.client[place] == none
         comes = ~asks & ~at.lost[place]
         # All clients that were asleep at the same time are tried again at the same time.
-        freed = asks & ~at.idle & (at.client == none) & same(at.back, then)
+        freed = asks & ~at.idle & (at.client == none) & _same(at.back, then)
         freed = freed.at[place].set(True)
         alone = jnp.all((at.client == none) | freed)
         visit = at.down[place], at.seconds[place], at.length[place]
-        each = compute_and_transfer(*visit, between(self.state.clock, then))
+        each = _compute_and_transfer(*visit, _between(self.state.clock, then))
         computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
@@ -254,7 +253,7 @@ class _Events(NamedTuple):
     def _waited(self, taken: _Progress, then: Now) -> Array:
         """Returns the seconds that clients without a model wait from now until then."""
         idle = jnp.sum(taken.at.idle).astype(jnp.float32)
-        return idle * between(taken.now, then)
+        return idle * _between(taken.now, then)
 
 
 def _first(at: AtWork) -> Array:
@@ -264,3 +263,41 @@ def _first(at: AtWork) -> Array:
         least = jnp.min(jnp.where(among, values, values.dtype.type(_NEVER)))
         among = among & (values == least)
     return jnp.argmax(among)
+
+
+def add_seconds(now: Now, seconds: Array) -> Now:
+    """Returns the moment ``seconds f32[]`` later."""
+    total = now.fraction + jnp.minimum(seconds, 2**30)  # the most that is added at once
+    whole = jnp.floor(total)
+    return Now(now.seconds + whole.astype(jnp.int32), total - whole)
+
+
+def _between(start: Now, end: Now) -> Array:
+    """Returns the seconds from one moment to another, ``f32[]``."""
+    return (end.seconds - start.seconds).astype(jnp.float32) + (end.fraction - start.fraction)
+
+
+def _same(a: Now, b: Now) -> Array:
+    """Returns whether two moments are equal; any shapes that broadcast."""
+    return (a.seconds == b.seconds) & (a.fraction == b.fraction)
+
+
+def _no_later(a: Now, b: Now) -> Array:
+    """Returns whether ``a`` is before ``b`` or equal."""
+    return (a.seconds < b.seconds) | ((a.seconds == b.seconds) & (a.fraction <= b.fraction))
+
+
+def _compute_and_transfer(
+    down: Array, work: Array, age: Array, seconds: Array
+) -> tuple[Array, Array]:
+    """Splits the last seconds of a visit into computation and transfers; any shapes.
+
+    After a download of ``down`` seconds come ``work`` seconds; the visit began ``age`` seconds ago.
+
+    >>> [a.item() for a in _compute_and_transfer(*map(jnp.float32, (2, 5, 6, 5)))]
+    [4.0, 1.0]
+    """
+    age = jnp.maximum(age, 0)
+    before = jnp.maximum(age - seconds, 0)
+    computing = jnp.clip(age - down, 0, work) - jnp.clip(before - down, 0, work)
+    return computing, age - before - computing

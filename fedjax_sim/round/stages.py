@@ -22,11 +22,10 @@ from fedjax_sim.base import (
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.moments import add_seconds
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round import collecting, placement, polling, timing, traffic, training
 from fedjax_sim.round import sending as sendings
-from fedjax_sim.round.arrivals import next_arrivals
+from fedjax_sim.round.arrivals import add_seconds, next_arrivals
 from fedjax_sim.round.parts import Parts
 
 
