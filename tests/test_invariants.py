@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export
 from scipy import stats
+from test_contracts import PARTS
 
 import fedjax_sim as fs
 from fedjax_sim import flight, redistribution, selection, tree, weighting
@@ -37,7 +38,6 @@ from fedjax_sim.models import convolutions, layers
 from fedjax_sim.run.cache import count_programs
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.runner import Runner
-from fedjax_sim.server.aggregators import AGGREGATORS
 
 ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -372,7 +372,7 @@ finite = st.floats(-100, 100, width=32)
 weight = st.floats(0.125, 100, width=32)
 
 
-@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+@pytest.mark.parametrize("name", sorted(PARTS["Aggregator"]))
 @few
 @given(
     st.lists(finite, min_size=8, max_size=8),
@@ -409,4 +409,4 @@ def test_aggregator_contract(
 
 @functools.cache
 def _aggregate(name: str) -> Any:
-    return jax.jit(AGGREGATORS[name])
+    return jax.jit(PARTS["Aggregator"][name]())

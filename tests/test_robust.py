@@ -29,6 +29,7 @@ from conftest import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
+from test_contracts import PARTS
 
 import fedjax_sim as fs
 from fedjax_sim import (
@@ -48,7 +49,8 @@ from fedjax_sim.engine.clients import samples_of, visits
 ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 few = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 9, 4
-ROBUST = sorted(set(aggregators.AGGREGATORS) - {"mean"})
+RULES = {name: make() for name, make in PARTS["Aggregator"].items()}
+ROBUST = sorted(RULES.keys() - {"mean"})
 
 
 @functools.cache
@@ -195,7 +197,7 @@ def test_equal_rows_are_returned_to_the_bit(name: str) -> None:
     seven = np.array([[7]], np.int32)
     model = Variables({"w": row, "h": jnp.asarray(row, jnp.bfloat16)}, {"n": seven})
     stack = jax.tree.map(lambda a: jnp.repeat(jnp.asarray(a), ROWS, axis=0), model)
-    out = jax.jit(aggregators.AGGREGATORS[name])(stack, jnp.array([3.0, 0, 1, 1, 1, 1, 7, 1, 1]))
+    out = jax.jit(RULES[name])(stack, jnp.array([3.0, 0, 1, 1, 1, 1, 7, 1, 1]))
     assert_trees(out, jax.tree.map(lambda a: jnp.asarray(a)[0], model))
 
 
@@ -213,7 +215,7 @@ def test_a_minority_moves_it_boundedly(name: str, bad: float) -> None:
 
 @functools.cache
 def _default(name: str) -> Any:
-    return jax.jit(aggregators.AGGREGATORS[name])
+    return jax.jit(RULES[name])
 
 
 @pytest.mark.parametrize("name", ["krum", "multi_krum", "geometric_median"])
@@ -981,11 +983,11 @@ def forged() -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(aggregators.AGGREGATORS))
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_every_attack_meets_every_rule_compiled_once(name: str, forged: tuple[Any, Any]) -> None:
     """Under jit and a vmap over runs, which do not see each other."""
     sent, weights = forged
-    part = aggregators.AGGREGATORS[name]
+    part = RULES[name]
     rule = chex.assert_max_traces(lambda stacked, weights: part(stacked, weights), n=1)
     batched = jax.jit(jax.vmap(jax.vmap(rule, in_axes=(0, None))))
     first, second = (
@@ -1046,7 +1048,7 @@ def test_the_mean_collapses_and_the_others_learn(
     model = models["logistic"]
     collapsed = accuracy(crowd, model, under_attack(model))
     defended = {
-        name: accuracy(crowd, model, under_attack(model, aggregator=aggregators.AGGREGATORS[name]))
+        name: accuracy(crowd, model, under_attack(model, aggregator=RULES[name]))
         for name in ("coordinate_median", "krum")
     }
     data = with_root(crowd.data, crowd.data.index[::10])
