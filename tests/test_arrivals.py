@@ -187,8 +187,7 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
         flight = fs.flight.periodic(known(period))
     base = composed(places, flight, clock=clock.simulated(1.0))
 
-    def sizes(*_: Any) -> Traffic:
-        return Traffic(upload=160, download=96, message=0, shared_state=0)
+    sizes = Traffic(upload=160, download=96, message=0, shared_state=0)
 
     def run(here: World) -> Any:
         def of(table: Any) -> Any:
@@ -205,7 +204,6 @@ def played(worlds: World, places: int, size: int, period: float | None, failures
         def one(state: Any, t: Any) -> Any:
             key = jax.random.fold_in(jax.random.key(here.key), t)
             back = arrivals.next_arrivals(parts, key, state, data, sizes)
-            assert back is not None
             state = state._replace(round=state.round + 1, clock=back.now, at_work=back.at_work)
             return state, Seen(back.client, back.age, back.sent, back.now, back.elapsed)
 
@@ -288,9 +286,8 @@ def who(places: int, size: int, rounds: int) -> list[list[tuple[int, int]]]:
     initial = net().init(jax.random.fold_in(jax.random.key(0), 0))
     state, out = made.init(jax.random.key(0), initial, data), []
     parts = made.parts
-    move = jax.jit(
-        lambda key, state: arrivals.next_arrivals(parts, key, state, data, traffic.sizes)
-    )
+    sizes = traffic.sizes(parts, initial, data)
+    move = jax.jit(lambda key, state: arrivals.next_arrivals(parts, key, state, data, sizes))
     for t in range(rounds):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 1), t)
         back = known(move(key, state))

@@ -476,30 +476,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fedavg_sketched(sgd(), clients_per_round=2, bits=17),
         "bits must be in 1..16, got 17",
     ),
-    "a code that was not called": (
-        lambda: compression.compressed(compression.top_k),  # type: ignore[arg-type]
-        "compressor must be a Compressor, got the class top_k: use top_k(...)",
-    ),
-    "a code in a mask": (
-        lambda: compression.random_mask(0.1, compression.ternary),  # type: ignore[arg-type]
-        "then must be a Compressor, got the class ternary: use ternary(...)",
-    ),
-    "a code that is turned": (
-        lambda: compression.rotated(0.1),  # type: ignore[arg-type]
-        "code must be a Compressor, got 0.1",
-    ),
-    "a code for clusters": (
-        lambda: compression.clustered(0.3, 3),  # type: ignore[arg-type]
-        "code must be a Compressor, got 0.3",
-    ),
-    "a code that counts": (
-        lambda: compression.entropy_coded(7),  # type: ignore[arg-type]
-        "code must be a Compressor, got 7",
-    ),
-    "a server in place of a code": (
-        lambda: compression.compress_server(compression.top_k(0.1), server.replace()),  # type: ignore[arg-type]
-        "server must be a Server, got top_k(0.1)",
-    ),
     "noise that a message has no room for": (
         lambda: fedavg_top_k(sgd(), clients_per_round=2).replace(
             sending=(compression.compressed(compression.top_k(0.1)), fs.sending.noise(0.1))

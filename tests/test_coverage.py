@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -176,25 +175,6 @@ def test_blocks_that_overlap_or_are_absent_are_rejected(federation: Federation) 
     twice = fs.exchange.depths([*BLOCKS, fs.leaves.named("block_0/bias")], (1.0,))
     with pytest.raises(ValueError, match="blocks must have no leaf in common, got 0 and 2"):
         twice(weights, jnp.int32(0), jnp.int32(0))
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        (lambda a: jnp.ones(3, bool), r"bool\[4\], .* for \.params\['Dense_0'\].*, got bool\[3\]"),
-        (lambda a: jnp.ones((1,) * a.ndim), r"must return bool\[4\], .*, got float32\[1\]"),
-        (lambda a: {"all": jnp.bool_(True)}, "must return a mask for each leaf of the model, got"),
-    ],
-)
-def test_masks_that_do_not_fit_are_rejected(
-    federation: Federation, mask: Callable[[Any], Any], message: str
-) -> None:
-    net = fs.models.mlp((6,), 3, widths=(4,))
-    split = fs.exchange.split(covers=lambda variables, client, round: jax.tree.map(mask, variables))
-    algorithm = fs.fedavg(local_of(net), clients_per_round=COHORT).on(ONE).replace(exchange=split)
-    with pytest.raises(ValueError, match=message) as caught:
-        play(algorithm, net, federation.data, 1)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_has_no_narrower_version_is_rejected(federation: Federation) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from conftest import Federation, altered_data, make_federation, play, rejects, some_slow
+from conftest import Federation, altered_data, make_federation, play, some_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
@@ -279,16 +278,6 @@ def test_three_numbers_travel_with_every_model(federation: Federation) -> None:
 
 
 LEARNED = redistribution.learned()
-UNCALLED: Any = redistribution.learned
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "not called": (
-        lambda: made().replace(flight=flight.serverless(UNCALLED)),
-        "redistribution must be a function, got the class learned: use learned(...)",
-    ),
-}
-
-
-test_what_does_not_fit_is_refused = rejects(REFUSED)
 
 
 def test_clients_that_report_no_loss_are_refused(federation: Federation) -> None:

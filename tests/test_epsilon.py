@@ -25,7 +25,6 @@ from fedjax_sim import (
     exchange,
     flight,
     personal,
-    preaggregation,
     privacy,
     selection,
     sending,
@@ -33,7 +32,7 @@ from fedjax_sim import (
     tree,
     weighting,
 )
-from fedjax_sim.algorithms import dp_fedavg, dp_ftrl
+from fedjax_sim.algorithms import dp_ftrl
 from fedjax_sim.base import ClientData, LocalInfo, Server, Slots, Variables
 from fedjax_sim.round import collecting
 from fedjax_sim.round.start import initial_state
@@ -123,12 +122,6 @@ KNOWN: dict[str, tuple[Callable[[], fs.Algorithm], Callable[[], float]]] = {
     "trees": (
         lambda: dp_ftrl(LOCAL, clients_per_round=M, noise_multiplier=Z), lambda: normal(TREE),
     ),
-    "trees in turn": (
-        lambda: dp_ftrl(LOCAL, clients_per_round=M, noise_multiplier=Z).replace(
-            selection=selection.cyclic()
-        ),
-        lambda: normal(TREE),
-    ),
     "one band": (
         lambda: dp_ftrl(LOCAL, clients_per_round=M, noise_multiplier=Z, bands=1),
         lambda: normal(TWICE),
@@ -137,19 +130,8 @@ KNOWN: dict[str, tuple[Callable[[], fs.Algorithm], Callable[[], float]]] = {
         lambda: dp_ftrl(LOCAL, clients_per_round=M, noise_multiplier=Z, bands=3),
         lambda: normal(BANDS),
     ),
-    "the method, cohorts of a size": (
-        lambda: dp_fedavg(LOCAL, clients_per_round=M, noise_multiplier=Z, sampling="fixed"),
-        lambda: fixed(M),
-    ),
-    "another mechanism later": (
-        lambda: dp_ftrl(LOCAL, clients_per_round=M, noise_multiplier=9.0).replace(
-            preaggregation=(privacy.gaussian_mechanism(1.0, Z, M),)
-        ),
-        lambda: normal(TWICE),
-    ),
     # Clients that are lost by their own coins send zero.
     "failures": (lambda: clocked(failures=0.3), lambda: normal(TWICE)),
-    "a clock that waits": (lambda: clocked(link=BY_ONE), lambda: normal(TWICE)),
     # What acts on one client's message before the clip.
     "codes and noise of the clients'": (
         lambda: sends(
@@ -198,25 +180,6 @@ def test_epsilon_is_that_of_dp_accounting(case: str) -> None:
 def test_epsilon_of_poisson_cohorts_counts_the_slots(slots: int) -> None:
     spent = poisson(slots).epsilon(DATA, ROUNDS, DELTA)
     assert spent == pytest.approx(coins(min(slots, N)), rel=1e-6)
-
-
-@pytest.mark.parametrize(("expected", "slots"), [(M, 7), (0.5, 2)])
-def test_a_mechanism_is_given_the_participation(expected: float, slots: int) -> None:
-    given: dict[str, Any] = {}
-
-    class records(privacy.gaussian_mechanism):
-        def epsilon(self, **settings: Any) -> float:
-            given.update(settings)
-            return 1.0
-
-    algorithm = gaussian(
-        selection=privacy.poisson(expected),
-        clients_per_round=slots,
-        preaggregation=(records(1.0, Z, 5),),
-    )
-    assert algorithm.epsilon(DATA, ROUNDS, DELTA) == 1
-    cohort = {"clients": N, "clients_per_round": expected, "slots": slots, "sampling": "poisson"}
-    assert given == {**cohort, "rounds": ROUNDS, "delta": DELTA}
 
 
 def changed(**fields: Any) -> ClientData:
@@ -311,7 +274,6 @@ LATE = "unknown because of clock simulated(1.0, "
 UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "over-selection": (lambda: clocked(first=2), LATE + "first=2): ε needs clients that are only"),
     "a deadline": (lambda: clocked(deadline=9.0), LATE + "deadline=9.0)"),
-    "a deadline, partial work": (lambda: clocked(deadline=9.0, late="partial"), LATE + "deadline"),
     "sleep": (lambda: clocked(available=clock.bernoulli(0.5)), LATE + "available=bernoulli(0.5))"),
     "late models": (
         lambda: gaussian(
@@ -320,14 +282,6 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
             clock=clock.simulated(1.0),
         ),
         "unknown because of flight buffered(3)",
-    ),
-    "a window of time": (
-        lambda: gaussian(
-            selection=selection.uniform(),
-            flight=flight.periodic(9.0),
-            clock=clock.simulated(1.0),
-        ),
-        "unknown because of flight periodic(9.0)",
     ),
     "slots that keep their clients": (
         lambda: gaussian(selection=selection.uniform(sticky=True)),
@@ -339,19 +293,9 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "a selection that sees updates": (
         lambda: gaussian(selection=sees_updates()), "unknown because of selection sees_updates()",
     ),
-    "clients that are awake": (
-        lambda: gaussian(
-            selection=selection.awake(), clock=clock.simulated(1.0, available=clock.bernoulli(0.5))
-        ),
-        "unknown because of selection awake()",
-    ),
     "another part before the mechanism": (
         lambda: gaussian(preaggregation=(unchanged(), MECHANISM)),
         "unknown because of preaggregation (unchanged(), gaussian_mechanism(1.0, 2.0, 3))",
-    ),
-    "trust by the server's samples": (
-        lambda: gaussian(preaggregation=(preaggregation.trust(LOCAL), MECHANISM)),
-        "unknown because of preaggregation (trust(",
     ),
     "another rule than the mean": (
         lambda: FEDAVG.replace(
@@ -366,20 +310,9 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
         "unknown because of sending (alie(",
     ),
     "no mechanism": (lambda: FEDAVG, "unknown because of preaggregation (): ε needs a private"),
-    "noise of the clients' own": (
-        lambda: FEDAVG.replace(sending=(sending.clip_norm(1.0), sending.noise(1.0))),
-        "unknown because of preaggregation ()",
-    ),
-    "models in flight": (
-        lambda: fs.radfed(LOCAL, clients_per_round=M), "unknown because of preaggregation ()",
-    ),
     "statistics of rows": (
         lambda: gaussian(diagnostics={"far": diagnostics.model_divergence()}),
         "unknown because of diagnostics {'far': model_divergence()}",
-    ),
-    "a twin on all samples": (
-        lambda: gaussian(diagnostics={"twin": diagnostics.central_divergence(LOCAL)}),
-        "unknown because of diagnostics {'twin': central_divergence(",
     ),
     "fragments": (
         lambda: gaussian(exchange=unchecked_fragments()),

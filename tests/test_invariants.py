@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -26,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import export
 from scipy import stats
+from test_contracts import PARTS
 
 import fedjax_sim as fs
 from fedjax_sim import flight, redistribution, selection, tree, weighting
@@ -38,7 +38,6 @@ from fedjax_sim.models import convolutions, layers
 from fedjax_sim.run.cache import count_programs
 from fedjax_sim.run.programs import Programs
 from fedjax_sim.run.runner import Runner
-from fedjax_sim.server.aggregators import AGGREGATORS
 
 ONE: dict[str, Any] = {"execution": fs.make_execution(devices=1)}
 few = settings(max_examples=30, deadline=None, derandomize=True)
@@ -115,18 +114,6 @@ def test_client_numbers_are_invisible(federation: Federation, models: dict[str, 
         return state.server
 
     assert_trees(final(data), final(moved), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_capacity_is_invisible(federation: Federation, models: dict[str, fs.Model]) -> None:
-    model = models["logistic"]
-    algorithm = fs.fedavg(local_sgd(model), clients_per_round=4).on(ONE["execution"])
-    runs = [
-        play(algorithm, model, dataclasses.replace(federation.data, capacity=capacity), 3).final
-        for capacity in (40, 64, 300)
-    ]
-    assert_trees(runs[0], runs[1])
-    assert_trees(runs[0], runs[2], rtol=1e-6, atol=1e-7)
 
 
 def test_others_samples_never_leak(federation: Federation, models: dict[str, fs.Model]) -> None:
@@ -314,14 +301,6 @@ def test_runs_balance_over_all_devices(devices: int, runs: int) -> None:
     assert loads.max() <= 1.02 * loads.mean()
 
 
-def test_dealing_evens_out_a_steep_cohort() -> None:
-    costs = np.arange(1, 21, dtype=np.int32) ** 2
-    task = np.asarray(_deal(4, 0)(costs))
-    loads = costs[task].reshape(4, 5).sum(axis=1)
-    assert loads.max() <= 1.1 * loads.mean()
-    assert costs.reshape(4, 5).sum(axis=1).max() > 2 * loads.mean()  # not dealt
-
-
 @pytest.mark.parametrize("pads", [((0, 0), (0, 0)), ((2, 2), (2, 2)), ((1, 0), (0, 2))])
 def test_convolution(pads: Any) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
@@ -393,7 +372,7 @@ finite = st.floats(-100, 100, width=32)
 weight = st.floats(0.125, 100, width=32)
 
 
-@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+@pytest.mark.parametrize("name", sorted(PARTS["Aggregator"]))
 @few
 @given(
     st.lists(finite, min_size=8, max_size=8),
@@ -430,4 +409,4 @@ def test_aggregator_contract(
 
 @functools.cache
 def _aggregate(name: str) -> Any:
-    return jax.jit(AGGREGATORS[name])
+    return jax.jit(PARTS["Aggregator"][name]())

@@ -133,10 +133,6 @@ def test_convolutions_and_norms_are_split(chunk: int) -> None:
             {"devices": 4, "model_devices": 3},
             "model_devices must divide the 4 devices of a process",
         ),
-        (
-            {"devices": 2, "model_devices": 0},
-            "model_devices must divide the 2 devices of a process",
-        ),
         ({"devices": 2, "model_devices": 2, "client_state_mb": 1}, "leave out model_devices"),
     ],
 )

@@ -18,10 +18,10 @@ from conftest import Federation, assert_trees, make_federation, play, rejects
 
 import fedjax_sim as fs
 from fedjax_sim import corrections, flight
-from fedjax_sim.base import Batch, ClientView, LocalUpdate, Now
+from fedjax_sim.base import Batch, ClientView, LocalUpdate
 from fedjax_sim.client import own_settings
 from fedjax_sim.engine.clients import samples_of, visits
-from fedjax_sim.round import arrivals, placement, polling, traffic
+from fedjax_sim.round import placement, timing, traffic
 
 LR, COHORT, ROUNDS, E, CHANCE = 0.05, 5, 4, 3, 0.5
 EPOCHS = (1, 3, 2.5, 4, 1, 0.5, 3, 2)
@@ -175,15 +175,13 @@ def test_clocks_and_lanes_expect_the_steps_of_each_client(federation: Federation
     key = jax.random.key(0)
     assert placement.client_steps(made.parts, federation.data).tolist() == wanted
     variables = MODEL.init(key)
-    outlook = polling.outlook(made.parts, key, made.init(key, variables, data), data)
+    outlook = timing.outlook(made.parts, key, made.init(key, variables, data), data)
     assert outlook is not None
     assert outlook.seconds(jnp.arange(8), 1).tolist() == wanted
     late = made.replace(flight=flight.buffered(2))
     state = late.init(key, variables, data)
     size = traffic.sizes(late.parts, variables, data)
-    events = arrivals._Events(late.parts, key, state, data, size, jnp.int32(0))
-    now = Now(jnp.int32(0), jnp.float32(0))
-    assert [float(events._durations(jnp.int32(k), now)[1]) for k in range(8)] == wanted
+    assert timing.forecast(late.parts, state, data, size, jnp.arange(8))[1].tolist() == wanted
     for samples in (16, np.int32(16)):  # the most epochs, the smallest batches
         assert int(local.steps_for(samples)) == 4 * 16
         assert int(update(epochs=2.5).steps_for(samples)) == 2

@@ -141,19 +141,6 @@ def test_a_model_cast_whole_stays_so(weights: str) -> None:
             assert types(out.variables) == {np.dtype(jnp.dtype(weights))}
 
 
-def test_float64_is_strictly_float64() -> None:
-    """Inputs and weights of one type meet no other, not even in a pass for the whole gradient."""
-    with enable_x64(True):
-        model = fs.models.from_linen(Small(), (6, 6, 1))
-        local = local_of(model, corrections=(corrections.scaffold(1),))
-
-        def run(key: jax.Array, x: jax.Array, y: jax.Array) -> base.Trained:
-            return train(local, fs.Variables(*cast(model.init(key), jnp.float64)), x, y)
-
-        out = jax.eval_shape(run, jax.random.key(0), *samples((6, 6, 1), jnp.float64))
-    assert types(out.variables) == {np.dtype("float64")}
-
-
 def test_descent_in_float64_is_exact() -> None:
     """Logistic regression with L2 by whole batches, against NumPy: to 12 digits, not to 7."""
     with enable_x64(True):
@@ -212,14 +199,6 @@ def test_batch_norm_of_bfloat16_has_statistics_of_float32(train: bool) -> None:
     np.testing.assert_allclose(np.asarray(y[:5], np.float64), wanted, rtol=2**-8, atol=2**-8)
     if train:
         np.testing.assert_allclose(stats["mean"], mean, rtol=1e-6)
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_batch_norm_in_float64(train: bool) -> None:
-    with enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        x = 3 + jax.random.normal(jax.random.key(0), (SAMPLES, 4, 4, 2), jnp.float64)
-        y, wanted, _, _ = normalised(x, train)
-        np.testing.assert_allclose(y[:5], wanted, rtol=1e-12)
 
 
 def test_losses_of_bfloat16_are_summed_in_float32() -> None:

@@ -384,5 +384,3 @@ def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
     ).runner()  # fmt: skip
     with pytest.raises(ValueError, match="samples_mb needs methods that read the samples"):
         made.programs.check()
-    with pytest.raises(ValueError, match="samples_mb must be above 0, got 0"):
-        fs.make_execution(samples_mb=0)

@@ -14,19 +14,12 @@ from fedjax_sim.engine import tree
 
 
 class Seen(NamedTuple):
-    """The updates of a round as colluding clients see them, by row.
+    """The updates of a round as colluding clients see them, by row."""
 
-    Attributes:
-        updates: ``[P, *p]``, the honest updates of all clients, the attackers included.
-        client: ``int32[P]``, k; N for a row without a client.
-        hostile: ``bool[P]``, True for malicious clients that send.
-        honest: ``bool[P]``, True for honest clients that send.
-    """
-
-    updates: Variables
-    client: Array
-    hostile: Array
-    honest: Array
+    updates: Variables  # [P, *p], the honest updates of all clients, the attackers included
+    client: Array  # int32[P], k; N for a row without a client
+    hostile: Array  # bool[P], True for malicious clients that send
+    honest: Array  # bool[P], True for honest clients that send
 
 
 class Colluding(Attack):

@@ -55,7 +55,6 @@ from fedjax_sim.client.descent import (
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import common_count, minibatch, repeat, shuffled
 from fedjax_sim.engine.clients import round_key
-from fedjax_sim.engine.optimizers import first_state
 from fedjax_sim.engine.rounding import nearest, rounded
 from fedjax_sim.engine.streams import Client, Epoch, Step, stream
 from fedjax_sim.privacy import dp_sgd
@@ -129,7 +128,7 @@ class SGD(LocalUpdate):
         return optax.with_extra_args_support(self.optimizer)
 
     def _first_state(self, variables: Variables) -> PyTree:
-        return first_state(self._optimizer, self._chosen(variables)(variables.params))
+        return self._optimizer.init(self._chosen(variables)(variables.params))
 
     def _chosen(self, variables: Variables) -> Callable[[PyTree], PyTree]:
         """Returns a function that selects the trained weights, or their gradients."""

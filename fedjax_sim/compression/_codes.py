@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Count, Fraction, NonNegative, Part
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.base.ranges import Clusters
 
 
@@ -185,7 +184,6 @@ class entropy_coded(Compressor):
     measured = True
 
     def __post_init__(self) -> None:
-        check_kind("code must be a", Compressor, self.code)
         if self.code.measured:
             raise ValueError(f"code must have messages of one size, got {self.code}")
 
@@ -240,9 +238,6 @@ class clustered(Compressor):
 
     code: Compressor
     levels: Clusters
-
-    def __post_init__(self) -> None:
-        check_kind("code must be a", Compressor, self.code)
 
     def compress(self, key: Array, x: Array) -> Array:
         x = self.code.compress(key, x)

@@ -20,7 +20,6 @@ from fedjax_sim.base import (
     SetupTrafficOf,
     Variables,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.streams import Client, stream
@@ -53,9 +52,6 @@ class compressed(Sending):
     compressor: Compressor
     _: dataclasses.KW_ONLY
     feedback: bool = True
-
-    def __post_init__(self) -> None:
-        check_kind("compressor must be a", Compressor, self.compressor)
 
     def init(self, variables: Variables, data: ClientData) -> PyTree:
         return _zero_residual(variables) if self.feedback else None
@@ -115,8 +111,6 @@ class compress_server(Server):
     feedback: bool = True
 
     def __post_init__(self) -> None:
-        check_kind("server must be a", Server, self.server)
-        check_kind("compressor must be a", Compressor, self.compressor)
         if self.compressor.measured:
             raise ValueError(
                 f"compressor must have messages of one size at a server, got {self.compressor}: "

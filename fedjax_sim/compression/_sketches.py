@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_sim.base import Array, Count, Fraction, PyTree, Sending, Sent, Variables
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.compression._codes import Compressor
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.draws import permutation, signs
@@ -49,10 +48,6 @@ class random_mask(Compressor):
     then: Compressor | None = None
     _: dataclasses.KW_ONLY
     scaled: bool = True
-
-    def __post_init__(self) -> None:
-        if self.then is not None:
-            check_kind("then must be a", Compressor, self.then)
 
     def count(self, n: int) -> int:
         """Returns k, the number of entries that are sent."""
@@ -146,9 +141,6 @@ class rotated(Compressor):
     """
 
     code: Compressor
-
-    def __post_init__(self) -> None:
-        check_kind("code must be a", Compressor, self.code)
 
     @property
     def measured(self) -> bool:

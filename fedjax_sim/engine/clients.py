@@ -76,27 +76,16 @@ def label_counts(data: ClientData, classes: int) -> Array:
 
 
 class Visits(NamedTuple):
-    """Integers that describe visits to clients: tasks of :meth:`Execution.run`, ``[T]`` each.
+    """Integers that describe visits to clients: tasks of :meth:`Execution.run`, ``[T]`` each."""
 
-    Attributes:
-        client: ``int32[T]``, k.
-        start: ``int32[T]``, see :class:`fedjax_sim.base.ClientView`.
-        size: ``int32[T]``.
-        budget: ``int32[T]`` or None.
-        starts: ``int32[T, N + 1]`` or None.
-        relabel: ``int32[T, M]`` or None.
-        relabels: ``int32[T, N, M]`` or None.
-        public: ``int32[T, 2]`` or None.
-    """
-
-    client: Array
-    start: Array
-    size: Array
-    budget: Array | None
-    starts: Array | None
-    relabel: Array | None
-    relabels: Array | None
-    public: Array | None
+    client: Array  # int32[T], k
+    start: Array  # int32[T], see :class:`fedjax_sim.base.ClientView`
+    size: Array  # int32[T]
+    budget: Array | None  # int32[T]
+    starts: Array | None  # int32[T, N + 1]
+    relabel: Array | None  # int32[T, M]
+    relabels: Array | None  # int32[T, N, M]
+    public: Array | None  # int32[T, 2]
 
     def view(
         self,

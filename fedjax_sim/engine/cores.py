@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import os
-import sys
-import traceback
 import warnings
 from typing import Any
 
@@ -72,19 +68,9 @@ def warn_of_unused_cores(devices: tuple[jax.Device, ...]) -> None:
     settings: Any = jax.config  # untyped
     chosen = settings.jax_num_cpu_devices > 0
     if len(devices) == 1 and devices[0].platform == "cpu" and cores > 1 and not chosen:
-        _warn_once(cores)
-
-
-@functools.cache
-def _warn_once(cores: int) -> None:
-    """Warns once in a process, at the first line of the caller outside this package."""
-    ours = itertools.takewhile(
-        lambda at: at[0].f_globals.get("__name__", "").startswith(("fedjax_sim.", "functools")),
-        traceback.walk_stack(sys._getframe()),
-    )
-    warnings.warn(
-        f"clients train on one CPU device of {cores} cores: call fedjax_sim.use_cores() before JAX "
-        "computes anything, or pass execution=make_execution(devices=1)",
-        OneDeviceWarning,
-        stacklevel=1 + len([*ours]),
-    )
+        warnings.warn(
+            f"clients train on one CPU device of {cores} cores: call fedjax_sim.use_cores() before "
+            "JAX computes anything, or pass execution=make_execution(devices=1)",
+            OneDeviceWarning,
+            stacklevel=2,
+        )

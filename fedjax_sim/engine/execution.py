@@ -18,7 +18,16 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, ClientView, PyTree, ranges
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    ClientView,
+    Count,
+    Natural,
+    Positive,
+    PyTree,
+    ranges,
+)
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.chunks import ran_in_chunks
 from fedjax_sim.engine.clients import Visits, samples_of, visits
@@ -29,7 +38,16 @@ from fedjax_sim.engine.mesh import DeviceMesh, check_groups
 from fedjax_sim.engine.order import AXIS, device_sum
 from fedjax_sim.engine.vmapped import merge_vmap_axes
 
-_COUNTS = ranges.limits((n, int, {}) for n in ("devices", "chunk", "lanes", "model_devices"))
+_LIMITS = ranges.limits(
+    [
+        ("devices", int, {}),
+        ("chunk", Natural, {}),
+        ("lanes", Natural, {}),
+        ("samples_mb", Positive, {}),
+        ("client_state_mb", Positive, {}),
+        ("model_devices", Count, {}),
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +56,9 @@ class Execution(DeviceMesh):
 
     Attributes:
         devices: the devices that share the tasks, on a mesh axis ``clients``.
-        chunk: tasks that one device trains at once under vmap; 1 trains them one after another,
-          None all together.
-        differentiable: whether rounds can be differentiated in reverse, see :func:`make_execution`.
-        lanes: clients that one device trains at once, each in a lane that takes the next client
-            when its visit ends, in place of chunks; 0: no lanes. None: as many as fit the clients'
-            sizes, see :meth:`fitted`; until then no lanes.
-        samples_mb: MB of the clients' samples that a device holds; None: all samples.
-        client_state_mb: MB of per-client state that a device holds; None: all of it.
-        model_devices: M, the devices of a group that trains each model together, on a mesh axis
-            ``model``; the groups share the tasks.
+        chunk: tasks that one device trains at once under vmap; None: all.
+        lanes: as in :func:`make_execution`, like the other settings. None: as many as fit the
+            clients' sizes, see :meth:`fitted`; until then no lanes.
         by_default: whether nobody chose the devices; equal executions may differ in this.
     """
 
@@ -287,10 +298,11 @@ def make_execution(
     >>> make_execution(devices=1, chunk=8).chunk
     8
     """
-    by_default, counts = False, {"chunk": chunk, "lanes": lanes, "model_devices": model_devices}
-    if not isinstance(devices, Sequence):
-        counts["devices"] = devices
-    ranges.check(_COUNTS, (), counts)
+    limits = {"samples_mb": samples_mb, "client_state_mb": client_state_mb}
+    counts = {"chunk": chunk, "lanes": lanes, "model_devices": model_devices}
+    number = None if isinstance(devices, Sequence) else devices
+    ranges.check(_LIMITS, (), {"devices": number, **counts, **limits})
+    by_default = False
     if isinstance(devices, Sequence):
         used = tuple(devices)
         if not used:
@@ -305,14 +317,6 @@ def make_execution(
             raise ValueError(f"devices must be in 1..{least} on this machine, got {devices}")
         used = tuple(device for of_one in available for device in of_one[:devices])
         by_default = devices is None
-    if chunk is not None and chunk < 0:
-        raise ValueError(f"chunk must be at least 0, got {chunk}")
-    if lanes is not None and lanes < 0:
-        raise ValueError(f"lanes must be at least 0, got {lanes}")
-    limits = {"samples_mb": samples_mb, "client_state_mb": client_state_mb}
-    for name, mb in limits.items():
-        if mb is not None and not mb > 0:
-            raise ValueError(f"{name} must be above 0, got {mb}")
     if lanes is None and (chunk is not None or used[0].platform == "cpu"):
         lanes = 0
     if chunk is None:

@@ -79,14 +79,10 @@ def _call_with(
 
 
 class _Rest(NamedTuple):
-    """Splits off the arrays of a tree that are arrays of ``common``: lanes do not store them.
+    """Splits off the arrays of a tree that are arrays of ``common``: lanes do not store them."""
 
-    Attributes:
-        structure: the structure of the tree.
-        origins: for each array, its number in ``common``; -1 for an array that is not one of them.
-    """
-
-    structure: Any
+    structure: Any  # the structure of the tree
+    # for each array, its number in common; -1 for an array that is not one of them
     origins: list[int]
 
     def of(self, whole: PyTree) -> list[Array]:

@@ -116,7 +116,7 @@ def check_groups(devices: Sequence[jax.Device], parts: int) -> None:
     processes = [device.process_index for device in devices]
     for process in dict.fromkeys(processes):  # each saves its results without the others
         own = processes.count(process)
-        if parts < 1 or own % parts:
+        if own % parts:
             raise ValueError(
                 f"model_devices must divide the {own} devices of a process, got {parts}"
             )

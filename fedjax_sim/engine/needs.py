@@ -302,18 +302,11 @@ def _equal(weighting: Callable[..., Any]) -> bool:
     return given is None or bool(np.ptp(given) == 0)
 
 
-def collected(parts: Any) -> int:
-    """Returns the smallest number of slots that the server collects together."""
-    if parts.exchange.fragments:
-        slots: int = parts.slots
-        return slots
-    return min(parts.group_sizes)
-
-
 def awaited(parts: Any) -> int:
-    """Returns the largest number of models that the server waits for."""
+    """Returns the smallest number of models that the server collects together."""
+    collected: int = parts.slots if parts.exchange.fragments else min(parts.group_sizes)
     first = None if parts.clock is None else parts.clock.first
-    return collected(parts) if first is None else min(first, collected(parts))
+    return collected if first is None else min(first, collected)
 
 
 def meeting(parts: Any) -> int:

@@ -41,25 +41,6 @@ def check_optimizer(name: str, optimizer: Any, given: Sequence[str] = ()) -> Non
             )
 
 
-def first_state(optimizer: optax.GradientTransformation, params: PyTree) -> Any:
-    """Returns the optimiser's state before its first step.
-
-    Raises:
-        ValueError: if ``optax.lookahead`` is part of it, which has two sets of parameters.
-    """
-
-    def is_lookahead(state: Any) -> bool:
-        return isinstance(state, optax.LookaheadState)
-
-    state = optimizer.init(params)
-    if any(map(is_lookahead, jax.tree.leaves(state, is_leaf=is_lookahead))):
-        raise ValueError(
-            "optimizer must train one set of weights, got optax.lookahead, which trains two: pass "
-            "only its fast_optimizer"
-        )
-    return state
-
-
 def accepted_arguments(
     optimizer: optax.GradientTransformation, extra: Mapping[str, Any]
 ) -> dict[str, Any]:

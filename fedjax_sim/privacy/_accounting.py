@@ -106,34 +106,19 @@ def tree_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    r"""Computes ε of (ε, δ) client-level differential privacy for :func:`tree_mechanism`.
+    r"""Computes ε of (ε, δ) client-level differential privacy for :func:`tree_mechanism`, exactly.
 
     Neighbours differ in one client, whose updates are zero in one of them. A client that takes part
     in the first round of every epoch of n rounds is in :math:`\lfloor \log_2 n \rfloor + 1` nodes
     of each tree, and no client is in more: all rounds together are one Gaussian mechanism. Cohorts
-    may be public; keeping them secret does not lower ε.
-
-    Args:
-        noise_multiplier: z, the standard deviation of a node's noise divided by C; 0 gives
-            infinity.
-        clients: N.
-        clients_per_round: m.
-        rounds: T.
-        delta: δ; must be below 1/N to be meaningful.
-
-    Returns:
-        ε, exact.
-
-    Raises:
-        ValueError: if a setting is out of range.
+    may be public. The arguments are those of :func:`epsilon`.
 
     Source: Kairouz et al. 2021 <https://arxiv.org/abs/2103.00039>, appendix D, for the nodes; Balle
     and Wang 2018 <https://arxiv.org/abs/1805.06530>, theorem 8, for ε.
 
-    Example:
-        >>> spent = tree_epsilon(4.0, clients=1000, clients_per_round=50, rounds=40, delta=1e-4)
-        >>> round(spent, 2)
-        2.88
+    >>> spent = tree_epsilon(4.0, clients=1000, clients_per_round=50, rounds=40, delta=1e-4)
+    >>> round(spent, 2)
+    2.88
     """
     _check(noise_multiplier, clients, clients_per_round, rounds, delta)
     if noise_multiplier == 0:
@@ -152,7 +137,7 @@ def banded_epsilon(
     rounds: int,
     delta: float,
 ) -> float:
-    r"""Computes ε of (ε, δ) client-level differential privacy for :func:`banded_mechanism`.
+    r"""Computes the exact client-level ε of :func:`banded_mechanism` with b bands.
 
     Neighbours differ in one client, whose updates are zero in one of them. All rounds together are
     one Gaussian mechanism with noise multiplier z/s,
@@ -160,29 +145,14 @@ def banded_epsilon(
     .. math:: s^2 = \sum_i \sum_{j < \min(b,\, T - i \lfloor N/m \rfloor)} c_j^2
 
     summed over the visits i of a client that takes part in the first round and then as often as
-    possible.
-
-    Args:
-        noise_multiplier: z, the standard deviation of ξ divided by C; 0 gives infinity.
-        bands: b.
-        clients: N.
-        clients_per_round: m.
-        rounds: T.
-        delta: δ; must be below 1/N to be meaningful.
-
-    Returns:
-        ε, exact.
-
-    Raises:
-        ValueError: if a setting is out of range.
+    possible. The other arguments are those of :func:`epsilon`.
 
     Source: Choquette-Choo et al. 2023 <https://arxiv.org/abs/2306.08153>; Balle and Wang 2018
     <https://arxiv.org/abs/1805.06530>, theorem 8, for ε.
 
-    Example:
-        >>> settings = {"clients": 1000, "clients_per_round": 50, "rounds": 40, "delta": 1e-4}
-        >>> round(banded_epsilon(4.0, bands=20, **settings), 2)
-        1.71
+    >>> settings = {"clients": 1000, "clients_per_round": 50, "rounds": 40, "delta": 1e-4}
+    >>> round(banded_epsilon(4.0, bands=20, **settings), 2)
+    1.71
     """
     _check(noise_multiplier, clients, clients_per_round, rounds, delta)
     reach = sensitivity(bands, clients, clients_per_round, rounds)

@@ -47,15 +47,10 @@ class _Correlated(Mechanism):
 
 
 class Nodes(NamedTuple):
-    """The state of a tree.
+    """The state of a tree."""
 
-    Attributes:
-        key: ``uint32[2]``, the key data of its nodes' noise.
-        done: ``int32[]``, the rounds of the epoch that have been added.
-    """
-
-    key: Array
-    done: Array
+    key: Array  # uint32[2], the key data of its nodes' noise
+    done: Array  # int32[], the rounds of the epoch that have been added
 
 
 class tree_mechanism(_Correlated):

@@ -6,24 +6,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from fedjax_sim.privacy._accounting import accountants, gaussian
-
-
-class ClientPrivacy(Protocol):
-    """The privacy of a client that adds noise itself."""
-
-    protects: ClassVar[str]
-
-    def delta(self, clients: int, largest: int) -> float:
-        """Returns the default δ, given N and the largest n_k."""
-
-    def order(self, samples: int, visits: int) -> float:
-        """Returns a number that ranks clients by ε, up to a few places, and costs nothing."""
-
-    def epsilon(self, samples: int, visits: int, delta: float) -> float:
-        """Returns the ε of a client."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,11 +28,11 @@ class SamplePrivacy:
     protects: ClassVar[str] = "each sample of a client"
 
     def delta(self, clients: int, largest: int) -> float:
-        """Returns n_k^-1.1 of the largest client."""
+        """Returns the default δ, n_k^-1.1 of the largest client."""
         return float(largest**-1.1)
 
     def order(self, samples: int, visits: int) -> float:
-        """Returns q_k √T_k, to which ε is proportional for many steps."""
+        """Ranks clients by ε, at no cost: q_k √T_k, to which it is proportional for many steps."""
         return min(1.0, self.batch_size / samples) * math.sqrt(visits * self.steps[samples])
 
     def epsilon(self, samples: int, visits: int, delta: float) -> float:
@@ -74,11 +59,11 @@ class UpdatePrivacy:
     protects: ClassVar[str] = "all samples of a client, even from the server"
 
     def delta(self, clients: int, largest: int) -> float:
-        """Returns N^-1.1."""
+        """Returns the default δ, N^-1.1."""
         return float(clients**-1.1)
 
     def order(self, samples: int, visits: int) -> float:
-        """Returns the number of updates."""
+        """Ranks clients by ε: the number of updates."""
         return visits
 
     def epsilon(self, samples: int, visits: int, delta: float) -> float:
@@ -87,6 +72,10 @@ class UpdatePrivacy:
         if not visits or not self.noise_multiplier:
             return math.inf if visits else 0.0
         return gaussian(2 * math.sqrt(visits) / self.noise_multiplier, delta)
+
+
+ClientPrivacy = SamplePrivacy | UpdatePrivacy
+"""The privacy of clients that add noise themselves."""
 
 
 def sample_epsilon(

@@ -37,19 +37,12 @@ NOTHING_COUNTED = Need(
 
 
 class Slope(NamedTuple):
-    """A private gradient.
+    """A private gradient."""
 
-    Attributes:
-        loss: ``f[]``, the mean loss of the minibatch, without noise; 0 if it is empty.
-        gradient: ``[*p]``.
-        samples: ``int32[]``, the size of the minibatch.
-        state: the model's state, which has no leaves.
-    """
-
-    loss: Array
-    gradient: PyTree
-    samples: Array
-    state: PyTree = ()
+    loss: Array  # f[], the mean loss of the minibatch, without noise; 0 if it is empty
+    gradient: PyTree  # [*p]
+    samples: Array  # int32[], the size of the minibatch
+    state: PyTree = ()  # the model's state, which has no leaves
 
 
 class dp_sgd(Part):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -203,18 +202,7 @@ class Algorithm:
         known = self.parts.by_role()
         execution = known.pop("execution")
         if unknown := parts.keys() - known.keys():
-            name = min(unknown)
-            flying = [
-                f for f in flights.__all__ if name in signature(getattr(flights, f)).parameters
-            ]
-            if flying:
-                raise TypeError(
-                    f"{name} is a setting of the flight, {' or '.join(flying)}: use "
-                    f"replace(flight=fs.flight.{flying[0]}(..., {name}=...))"
-                )
-            if name == "execution":
-                raise TypeError("execution is no part of an algorithm: use on(execution)")
-            raise TypeError(f"{name} is no part of an algorithm: one of {', '.join(known)}")
+            raise TypeError(f"{min(unknown)} is no part of an algorithm: one of {', '.join(known)}")
         made = compose(**(known | parts))
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
         return dataclasses.replace(made, origin=self.origin, replaced=replaced).on(execution)

@@ -6,7 +6,6 @@ and times, and then trains all clients that return together, each from the model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,93 +18,43 @@ from fedjax_sim.base import (
     ClientData,
     Elapsed,
     FedState,
-    Law,
     Now,
     PyTree,
     Traffic,
     Variables,
-    evaluate_law,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import client_sizes
-from fedjax_sim.engine.moments import add_seconds, between, compute_and_transfer, no_later, same
-from fedjax_sim.engine.streams import Device, Dispatch, Round, stream
+from fedjax_sim.engine.streams import Dispatch, Round, stream
+from fedjax_sim.round import timing
 from fedjax_sim.round.parts import Parts
+from fedjax_sim.round.placement import Arrivals
 
 _NEVER = np.iinfo(np.int32).max
 
 
-class Arrivals(NamedTuple):
-    """The clients whose updates arrive in a round, in the order of their numbers.
-
-    Attributes:
-        client: ``int32[K]``; N for an empty place.
-        age: ``int32[K]``, rounds since the client's model was sent.
-        models: ``[K, *p]``, the models that the clients received.
-        at_work: clients still in flight, including those sent in this round.
-        sent: ``int32[]``, number of models that the server sent.
-        now: the end of the round.
-        elapsed: times of the round.
-    """
-
-    client: Array
-    age: Array
-    models: Variables
-    at_work: AtWork
-    sent: Array
-    now: Now
-    elapsed: Elapsed
-
-
 class _Progress(NamedTuple):
-    """Progress of a round.
+    """Progress of a round."""
 
-    Attributes:
-        turn: ``int32[]``, number of the event.
-        now: time of the event.
-        at: clients in flight, without their models.
-        client: ``int32[K]``, clients that have returned, in the order of time.
-        update: ``int32[K]``, rounds in which they were sent, see :class:`AtWork`.
-        row: ``int32[K]``, rows of their models.
-        found: ``int32[]``, number of clients that have returned.
-        sent: ``int32[]``, number of models sent.
-        asleep: ``int32[]``, number of clients that were asleep.
-        lost: ``int32[]``, number of clients that were lost.
-        computing: ``f32[]``, seconds that clients that have returned computed.
-        link: ``f32[]``, seconds of their transfers.
-        waiting: ``f32[]``, seconds that clients without a model waited.
-        over: ``bool[]``, whether the round is over.
-    """
-
-    turn: Array
-    now: Now
-    at: AtWork
-    client: Array
-    update: Array
-    row: Array
-    found: Array
-    sent: Array
-    asleep: Array
-    lost: Array
-    computing: Array
-    link: Array
-    waiting: Array
-    over: Array
+    turn: Array  # int32[], number of the event
+    now: Now  # time of the event
+    at: AtWork  # clients in flight, without their models
+    client: Array  # int32[K], clients that have returned, in the order of time
+    update: Array  # int32[K], rounds in which they were sent, see :class:`AtWork`
+    row: Array  # int32[K], rows of their models
+    found: Array  # int32[], number of clients that have returned
+    sent: Array  # int32[], number of models sent
+    asleep: Array  # int32[], number of clients that were asleep
+    lost: Array  # int32[], number of clients that were lost
+    computing: Array  # f32[], seconds that clients that have returned computed
+    link: Array  # f32[], seconds of their transfers
+    waiting: Array  # f32[], seconds that clients without a model waited
+    over: Array  # bool[], whether the round is over
 
 
 def next_arrivals(
-    parts: Parts,
-    key: Array,
-    state: FedState,
-    data: ClientData,
-    sizes: Callable[[Parts, Variables, ClientData], Traffic],
-) -> Arrivals | None:
-    """Returns the clients whose updates arrive in this round; None for synchronous rounds.
-
-    ``sizes`` counts the bytes of messages.
-    """
-    if not parts.asynchronous:
-        return None
+    parts: Parts, key: Array, state: FedState, data: ClientData, size: Traffic
+) -> Arrivals:
+    """Returns the clients whose updates arrive in this round, given the bytes of messages."""
     at: AtWork = state.at_work
     places, count = len(at.client), parts.slots
     busy = at.client < data.clients
@@ -130,14 +79,14 @@ def next_arrivals(
         waiting=jnp.float32(0),
         over=jnp.array(False),
     )
-    events = _Events(parts, key, state, data, sizes(parts, state.server, data), row)
+    events = _Events(parts, key, state, data, size, row)
     taken = jax.lax.while_loop(lambda taken: ~taken.over, events.next, taken)
     order = jnp.argsort(taken.client)
     models, others = _exchanged(at.models, state.server, taken.row[order], taken.found, row)
-    seconds = between(state.clock, taken.now)
+    seconds = _between(state.clock, taken.now)
     still = taken.at.client < data.clients
-    left = between(taken.now, taken.at.back)
-    each = compute_and_transfer(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
+    left = _between(taken.now, taken.at.back)
+    each = _compute_and_transfer(taken.at.down, taken.at.seconds, taken.at.length - left, seconds)
     computing, link = (jnp.sum(jnp.where(still, of_client, 0)) for of_client in each)
     elapsed = Elapsed(
         seconds=seconds,
@@ -195,13 +144,13 @@ class _Events(NamedTuple):
         at, period = taken.at, self.parts.flight.seconds
         place, awaited = _first(at), ~at.idle
         then = Now(*(a[place] for a in at.back))
-        here = jnp.any(awaited) & same(then, taken.now)
+        here = jnp.any(awaited) & _same(then, taken.now)
         busy = jnp.concatenate([at.client, taken.client])
         sends = jnp.any(at.idle) & jnp.any(self._free(busy)) & ~here
         ends = ~jnp.any(awaited)
         if period is not None:
-            sends = sends & same(taken.now, self.state.clock)
-            ends = ends | ~no_later(then, add_seconds(self.state.clock, jnp.float32(period)))
+            sends = sends & _same(taken.now, self.state.clock)
+            ends = ends | ~_no_later(then, add_seconds(self.state.clock, jnp.float32(period)))
         what = jnp.where(sends, 0, jnp.where(ends, 1, 2))
         taken = taken._replace(turn=taken.turn + 1)
         return jax.lax.switch(
@@ -231,7 +180,12 @@ class _Events(NamedTuple):
         if clock.available is not None:
             keys = stream(own, Dispatch.AWAKE)[None]
             awake = clock.available(keys, client[None], taken.now)[0]
-        before, work, after = self._durations(client, taken.now)
+        before, work, after = (
+            seconds[0]
+            for seconds in timing.forecast(
+                self.parts, self.state._replace(clock=taken.now), self.data, self.size, client[None]
+            )
+        )
         length, lost = before + work + after, jnp.array(False)
         if clock.failures:
             luck = jax.random.uniform(stream(own, Dispatch.LOST), (2,), jnp.float32)
@@ -263,11 +217,11 @@ class _Events(NamedTuple):
         asks = at.client[place] == none
         comes = ~asks & ~at.lost[place]
         # All clients that were asleep at the same time are tried again at the same time.
-        freed = asks & ~at.idle & (at.client == none) & same(at.back, then)
+        freed = asks & ~at.idle & (at.client == none) & _same(at.back, then)
         freed = freed.at[place].set(True)
         alone = jnp.all((at.client == none) | freed)
         visit = at.down[place], at.seconds[place], at.length[place]
-        each = compute_and_transfer(*visit, between(self.state.clock, then))
+        each = _compute_and_transfer(*visit, _between(self.state.clock, then))
         computing, link = (jnp.where(asks, 0, seconds) for seconds in each)
         found = taken.found + comes.astype(jnp.int32)
         over = (found == len(taken.client)) | (asks & alone)
@@ -299,24 +253,7 @@ class _Events(NamedTuple):
     def _waited(self, taken: _Progress, then: Now) -> Array:
         """Returns the seconds that clients without a model wait from now until then."""
         idle = jnp.sum(taken.at.idle).astype(jnp.float32)
-        return idle * between(taken.now, then)
-
-    def _durations(self, client: Array, now: Now) -> tuple[Array, Array, Array]:
-        """Returns the seconds of a client's download, computation and upload."""
-        clock, local = self.parts.clock, self.parts.local
-        assert clock is not None
-        key, size = jax.random.key(clock.seed), self.size
-
-        def of(law: float | Law, which: Device) -> Array:
-            return evaluate_law(law, stream(key, which), client[None], now)[0]
-
-        steps = jnp.asarray(local.steps_for(client_sizes(self.data, client), client))
-        work = steps.astype(jnp.float32) * of(clock.compute, Device.COMPUTE)
-        link = clock.link
-        if link is None:
-            return jnp.float32(0), work, jnp.float32(0)
-        down, up = float(size.download + size.shared_state), float(size.upload + size.message)
-        return down / of(link.down, Device.DOWN), work, up / of(link.up, Device.UP)
+        return idle * _between(taken.now, then)
 
 
 def _first(at: AtWork) -> Array:
@@ -326,3 +263,41 @@ def _first(at: AtWork) -> Array:
         least = jnp.min(jnp.where(among, values, values.dtype.type(_NEVER)))
         among = among & (values == least)
     return jnp.argmax(among)
+
+
+def add_seconds(now: Now, seconds: Array) -> Now:
+    """Returns the moment ``seconds f32[]`` later."""
+    total = now.fraction + jnp.minimum(seconds, 2**30)  # the most that is added at once
+    whole = jnp.floor(total)
+    return Now(now.seconds + whole.astype(jnp.int32), total - whole)
+
+
+def _between(start: Now, end: Now) -> Array:
+    """Returns the seconds from one moment to another, ``f32[]``."""
+    return (end.seconds - start.seconds).astype(jnp.float32) + (end.fraction - start.fraction)
+
+
+def _same(a: Now, b: Now) -> Array:
+    """Returns whether two moments are equal; any shapes that broadcast."""
+    return (a.seconds == b.seconds) & (a.fraction == b.fraction)
+
+
+def _no_later(a: Now, b: Now) -> Array:
+    """Returns whether ``a`` is before ``b`` or equal."""
+    return (a.seconds < b.seconds) | ((a.seconds == b.seconds) & (a.fraction <= b.fraction))
+
+
+def _compute_and_transfer(
+    down: Array, work: Array, age: Array, seconds: Array
+) -> tuple[Array, Array]:
+    """Splits the last seconds of a visit into computation and transfers; any shapes.
+
+    After a download of ``down`` seconds come ``work`` seconds; the visit began ``age`` seconds ago.
+
+    >>> [a.item() for a in _compute_and_transfer(*map(jnp.float32, (2, 5, 6, 5)))]
+    [4.0, 1.0]
+    """
+    age = jnp.maximum(age, 0)
+    before = jnp.maximum(age - seconds, 0)
+    computing = jnp.clip(age - down, 0, work) - jnp.clip(before - down, 0, work)
+    return computing, age - before - computing

@@ -270,13 +270,7 @@ def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
     if slots is None or not (parts.flight.serverless or parts.flight.evaluated == "in_flight"):
         return state.server
     samples = client_sizes(data, slots.client, state.round - 1)
-    cohort = cohort_of(parts, state, slots, samples, data)
-    return mean_in_flight(parts, state, slots, cohort)
-
-
-def mean_in_flight(parts: Parts, state: FedState, slots: Slots, cohort: Cohort) -> Variables:
-    """Returns the aggregate of all models in flight; the server model without any."""
-    weights = parts.weighting(cohort.samples, slots.samples_visited)
+    weights = parts.weighting(samples, slots.samples_visited)
     weights = jnp.where(slots.visits > 0, weights, 0)
     changes = tree.subtract(slots.variables, tree.stack_copies(state.server, 1))
     step = parts.aggregator(changes, weights)

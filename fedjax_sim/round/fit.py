@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_sim.base import (
+    Aggregator,
     Broadcast,
     Clock,
     Diagnostic,
@@ -18,22 +19,20 @@ from fedjax_sim.base import (
     Flight,
     LocalUpdate,
     Need,
-    Now,
     PreAggregation,
     Refresh,
     Selection,
     Sending,
     Server,
+    Variables,
     concrete,
-    evaluate_law,
     ranges,
     shown,
 )
-from fedjax_sim.base.parts import check_kind, uncalled
+from fedjax_sim.base.parts import check_kind, is_users, uncalled
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
-from fedjax_sim.round.trial import check_absent
 from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
@@ -44,11 +43,11 @@ KINDS: dict[str, type] = {
     "exchange": Exchange,
     "server": Server,
     "execution": Execution,
+    "finish": Finish,
+    "clock": Clock,
 }
+OPTIONAL = ("finish", "clock")
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
-MADE = ("Aggregator", "LearnedRedistribution", "Redistribution", "Weighting", "Personal")
-"""Return types of factories that were passed without a call."""
-FUNCTIONS = ("weighting", "aggregator")
 BYTES_KNOWN = Need(
     "clock",
     "a clock without a link if models return one by one, as its messages are known too late",
@@ -76,13 +75,10 @@ def check_parts(parts: Any) -> None:
     for role, part, need in _derived(parts):
         _check_need(role, part, need, parts)
     _check_effect(parts)
-    _check_weighting(parts.weighting)
     redistribution = parts.flight.redistribution
     if redistribution is not None and parts.learned is None:
         _check_redistribution(redistribution, parts.slots)
-    if parts.clock is not None:
-        _check_laws(parts.clock)
-    check_absent(parts)
+    _check_absent(parts.aggregator, parts.slots)
 
 
 def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
@@ -100,12 +96,9 @@ def _by_role(parts: Any) -> Iterator[tuple[str, Any]]:
 
 def _check_kinds(parts: Any) -> None:
     for role, kind in KINDS.items():
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        check_kind(f"{role} must be {article}", kind, getattr(parts, role))
-    if parts.finish is not None:
-        check_kind("finish must be a", Finish, parts.finish)
-    if parts.clock is not None:
-        check_kind("clock must be a", Clock, parts.clock)
+        if getattr(parts, role) is not None or role not in OPTIONAL:
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            check_kind(f"{role} must be {article}", kind, getattr(parts, role))
     for role, kind in SEQUENCES.items():
         for part in getattr(parts, role):
             check_kind(f"{role} must be a sequence of", kind, part)
@@ -114,20 +107,13 @@ def _check_kinds(parts: Any) -> None:
     flight = parts.flight
     if flight.refresh is not None:
         check_kind("refresh must be a", Refresh, flight.refresh)
-    functions = {role: getattr(parts, role) for role in FUNCTIONS} | {"personal": parts.personal}
+    functions = {role: getattr(parts, role) for role in ("weighting", "aggregator", "personal")}
     if parts.learned is None:
         functions["redistribution"] = flight.redistribution
     for role, part in functions.items():
-        if part is None and role not in FUNCTIONS:
-            continue
-        if isinstance(part, type):
-            raise ValueError(f"{role} must be a function, got {uncalled(part)}")
-        if not callable(part):
-            raise ValueError(f"{role} must be a function, got {part!r}")
-        if getattr(part, "__annotations__", {}).get("return") in MADE:
-            raise ValueError(
-                f"{role} must be what {part.__name__}(...) returns, got {part.__name__}"
-            )
+        if isinstance(part, type) or not (part is None or callable(part)):
+            got = uncalled(part) if isinstance(part, type) else repr(part)
+            raise ValueError(f"{role} must be a function, got {got}")
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
@@ -172,7 +158,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
 
 
 def _check_effect(parts: Any) -> None:
-    """Rejects parts that would have no effect."""
+    """Rejects a rule and weights for models that are not sent."""
     if not parts.exchange.nothing:
         return
     idle = {"weighting": parts.weighting is not by_samples}
@@ -183,21 +169,6 @@ def _check_effect(parts: Any) -> None:
                 f"{role} {shown(getattr(parts, role))} has no effect with exchange "
                 f"{parts.exchange}, by which no model is sent: use exchange=everything()"
             )
-
-
-def _check_weighting(weighting: Callable[..., Any]) -> None:
-    """Evaluates the weighting on three models."""
-    with jax.ensure_compile_time_eval():  # the weights need not be traced
-        samples, visited = jnp.array([1, 7, 40]), jnp.array([2, 7, 90])
-        given = weighting(samples, visited)
-    if not concrete(given):
-        return
-    given = np.asarray(given)
-    if given.shape != (3,) or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(
-            f"weighting must give each model a positive finite number, {shown(weighting)} gave "
-            f"{given.tolist()} for samples {samples.tolist()}"
-        )
 
 
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
@@ -215,21 +186,23 @@ def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
             )
 
 
-def _check_laws(clock: Clock) -> None:
-    """Evaluates each distribution on three clients at the start."""
-    laws = {"compute": clock.compute}
-    if clock.link is not None:
-        laws |= {"link.up": clock.link.up, "link.down": clock.link.down}
-    for name, law in laws.items():
+def _check_absent(aggregator: Aggregator, slots: int) -> None:
+    """Rejects a user's aggregator that reads a row of weight 0, as there are on several devices."""
+    if not is_users(getattr(aggregator, "__module__", None) or type(aggregator).__module__):
+        return
+    values = jax.random.normal(jax.random.key(0), (slots + 1, 3), jnp.float32)
+    weights = (jnp.arange(slots + 1) < slots).astype(jnp.float32)
+    try:
         with jax.ensure_compile_time_eval():
-            client = jnp.arange(min(3, clock.clients or 3), dtype=jnp.int32)
-            now = Now(jnp.int32(0), jnp.float32(0))
-            given = evaluate_law(law, jax.random.key(clock.seed), client, now)
-        if not concrete(given):
-            continue
-        found = np.asarray(given)
-        if found.shape != client.shape or not (np.isfinite(found) & (found > 0)).all():
-            raise ValueError(
-                f"clock must give each client a positive finite number, {name}={shown(law)} gave "
-                f"{found.tolist()}"
+            one, other = (
+                jax.tree.leaves(aggregator(Variables({"w": values.at[-1].set(far)}, {}), weights))
+                for far in (1e3, -1e2)
             )
+    except Exception:  # it needs another model, or will raise in the first round
+        return
+    pairs = zip(one, other, strict=True)
+    if concrete(*one, *other) and not all(np.array_equal(*p, equal_nan=True) for p in pairs):
+        raise ValueError(
+            "aggregator must leave out rows of weight 0, as there are on several devices: their "
+            f"values change what {shown(aggregator)} returns"
+        )

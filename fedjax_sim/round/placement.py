@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import (
     Array,
+    AtWork,
     ClientData,
+    Elapsed,
     FedState,
     LearnedRedistribution,
     LocalInfo,
     Model,
     Moves,
+    Now,
     Outlook,
     PyTree,
     Slots,
@@ -36,48 +39,41 @@ from fedjax_sim.engine.device import launch_price
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.plan.moves import Gather
-from fedjax_sim.round.arrivals import Arrivals
 from fedjax_sim.round.parts import Parts
 
 
+class Arrivals(NamedTuple):
+    """The clients whose updates arrive in a round, in the order of their numbers."""
+
+    client: Array  # int32[K]; N for an empty place
+    age: Array  # int32[K], rounds since the client's model was sent
+    models: Variables  # [K, *p], the models that the clients received
+    at_work: AtWork  # clients still in flight, including those sent in this round
+    sent: Array  # int32[], number of models that the server sent
+    now: Now  # the end of the round
+    elapsed: Elapsed  # times of the round
+
+
 class Placed(NamedTuple):
-    """The models of a round by row, before or after training.
+    """The models of a round by row, before or after training."""
 
-    Attributes:
-        slots: ``[P]``, the slots in their rows.
-        slot: ``int32[P]``, number of the slot; S for a padding row.
-        fresh: ``bool[P]``, whether the slot leaves the server in this round.
-        samples: ``int32[P]``, n_k of the visited client; 0 without a client.
-    """
-
-    slots: Slots
-    slot: Array
-    fresh: Array
-    samples: Array
+    slots: Slots  # [P], the slots in their rows
+    slot: Array  # int32[P], number of the slot; S for a padding row
+    fresh: Array  # bool[P], whether the slot leaves the server in this round
+    samples: Array  # int32[P], n_k of the visited client; 0 without a client
 
 
 class Draw(NamedTuple):
-    """States and counts of a round's plan.
+    """States and counts of a round's plan."""
 
-    Attributes:
-        selection: state of the selection.
-        redistribution: state of the redistribution.
-        exchanged: ``int32[]``, models that moved from client to client between the rounds.
-        sent: ``int32[]``, models sent to clients that may return in a later round.
-        lost: ``int32[]``, clients with such models that were lost.
-        client: ``int32[S]``, client of each slot; N for an empty slot.
-        assigned: ``int32[S]``, client of each slot, including sleeping clients.
-        source: ``int32[S]``, slot whose model each slot took over.
-    """
-
-    selection: PyTree
-    redistribution: PyTree
-    exchanged: Array
-    sent: Array
-    lost: Array
-    client: Array
-    assigned: Array
-    source: Array
+    selection: PyTree  # state of the selection
+    redistribution: PyTree  # state of the redistribution
+    exchanged: Array  # int32[], models that moved from client to client between the rounds
+    sent: Array  # int32[], models sent to clients that may return in a later round
+    lost: Array  # int32[], clients with such models that were lost
+    client: Array  # int32[S], client of each slot; N for an empty slot
+    assigned: Array  # int32[S], client of each slot, including sleeping clients
+    source: Array  # int32[S], slot whose model each slot took over
 
 
 def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution:
@@ -128,8 +124,8 @@ def place(
     key: Array,
     state: FedState,
     data: ClientData,
-    outlook: Outlook | None = None,
-    back: Arrivals | None = None,
+    outlook: Outlook | None,
+    back: Arrivals | None,
 ) -> tuple[Placed, Draw]:
     """Draws a client for every slot, or takes clients that return; deals the slots to rows.
 

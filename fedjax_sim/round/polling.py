@@ -1,8 +1,7 @@
-"""Before the draw: the forecast of the clock, and the selection's poll of some clients."""
+"""The selection's poll of some clients before the draw, and what it learns after the round."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -11,19 +10,17 @@ from fedjax_sim.base import (
     Array,
     ClientData,
     Cohort,
+    Elapsed,
     FedState,
     LocalInfo,
-    Metrics,
-    Outlook,
     PyTree,
     Variables,
 )
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import Visits, client_sizes, samples_of, visits
+from fedjax_sim.engine.clients import Visits, samples_of, visits
 from fedjax_sim.engine.draws import is_in
 from fedjax_sim.engine.streams import Round, stream
 from fedjax_sim.round import placement, timing, traffic
-from fedjax_sim.round.arrivals import Arrivals, next_arrivals
 from fedjax_sim.round.exchanging import with_own
 from fedjax_sim.round.parts import Parts
 
@@ -32,58 +29,15 @@ FORWARD = 1 / 3
 
 
 class Poll(NamedTuple):
-    """Result of a round's poll; seconds are 0 without a clock.
+    """Result of a round's poll; seconds are 0 without a clock."""
 
-    Attributes:
-        client: ``int32[K]``, clients that answered; N for the others.
-        answers: ``int32[]``, number of answers.
-        downloads: ``int32[]``, models sent to them.
-        seconds: ``f32[]``, seconds until the last answer.
-        computing: ``f32[]``, seconds of computation.
-        link: ``f32[]``, seconds of transfers.
-        waiting: ``f32[]``, seconds spent waiting for the last answer.
-    """
-
-    client: Array
-    answers: Array
-    downloads: Array
-    seconds: Array
-    computing: Array
-    link: Array
-    waiting: Array
-
-
-def plan_draw(
-    parts: Parts, key: Array, state: FedState, data: ClientData
-) -> tuple[FedState, Poll | None, Arrivals | None, placement.Placed, placement.Draw]:
-    """Polls, then draws; returns state, poll, returning clients, placement and draw."""
-    state, told = poll(parts, key, state, data)
-    back = next_arrivals(parts, key, state, data, traffic.sizes)
-    foreseen = outlook(parts, key, state, data)
-    placed, draw = placement.place(parts, key, state, data, foreseen, back)
-    return state._replace(redistribution=draw.redistribution), told, back, placed, draw
-
-
-def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outlook | None:
-    """Returns the forecast of the clock; None without a clock."""
-    clock, none = parts.clock, data.clients
-    if clock is None:
-        return None
-
-    def seconds(client: Array, uploads: Array | int = 1) -> Array:
-        size = traffic.sizes(parts, state.server, data)
-        part = traffic.share_of(parts, state.server, client, state.round, sent=True)
-        down = jnp.asarray(size.download * part + size.shared_state, jnp.float32)
-        up = jnp.asarray(size.upload * part + size.message, jnp.float32)
-        durations = timing.durations_of(parts, state, client, down, up, uploads)
-        samples = client_sizes(data, client, state.round)
-        steps = parts.local.steps_for(samples, client).astype(jnp.float32)
-        return durations.down + steps * durations.step + durations.up
-
-    def awake(client: Array) -> Array:
-        return placement.awake(parts, key, state, client, none) < none
-
-    return Outlook(seconds, awake, math.inf if clock.deadline is None else clock.deadline)
+    client: Array  # int32[K], clients that answered; N for the others
+    answers: Array  # int32[], number of answers
+    downloads: Array  # int32[], models sent to them
+    seconds: Array  # f32[], seconds until the last answer
+    computing: Array  # f32[], seconds of computation
+    link: Array  # f32[], seconds of transfers
+    waiting: Array  # f32[], seconds spent waiting for the last answer
 
 
 def poll(
@@ -142,51 +96,22 @@ def _count_poll(parts: Parts, state: FedState, data: ClientData, client: Array) 
     return Poll(client, count, downloads, seconds, *spent)
 
 
-def transfers(
-    parts: Parts,
-    state: FedState,
-    placed: placement.Placed,
-    due: Array,
-    data: ClientData,
-    asked: Poll | None,
+def without_polled(
+    transfers: traffic.Transfers, placed: placement.Placed, asked: Poll
 ) -> traffic.Transfers:
     """Returns the transfers of a round, without models that clients received in the poll."""
-    plain = traffic.transfers(parts, state, placed, due, data.clients)
-    if asked is None:
-        return plain
     has = is_in(placed.slots.client, asked.client) & (asked.downloads > 0)
-    return plain._replace(downloads=jnp.where(has, 0, plain.downloads))
+    return transfers._replace(downloads=jnp.where(has, 0, transfers.downloads))
 
 
-def with_waiting(came: timing.Outcome, asked: Poll | None, back: Arrivals | None) -> timing.Outcome:
-    """Adds the time of the poll to a round's outcome, or takes that of an asynchronous round."""
-    if back is not None:
-        return came._replace(elapsed=back.elapsed)
-    if asked is None or came.elapsed is None:
-        return came
-    before = came.elapsed
-    longer = before._replace(
-        seconds=before.seconds + asked.seconds,
-        computing=before.computing + asked.computing,
-        link=before.link + asked.link,
-        waiting=before.waiting + asked.waiting,
+def with_poll(elapsed: Elapsed, asked: Poll) -> Elapsed:
+    """Adds the times of the poll to those of a round."""
+    return elapsed._replace(
+        seconds=elapsed.seconds + asked.seconds,
+        computing=elapsed.computing + asked.computing,
+        link=elapsed.link + asked.link,
+        waiting=elapsed.waiting + asked.waiting,
     )
-    return came._replace(elapsed=longer)
-
-
-def with_answers(metrics: Metrics, asked: Poll | None) -> Metrics:
-    """Adds the poll's transfers to the metrics of a round."""
-    if asked is None:
-        return metrics
-    downloads = metrics.downloads + asked.downloads
-    return metrics._replace(downloads=downloads, answers=asked.answers)
-
-
-def with_seconds(parts: Parts, info: LocalInfo, came: timing.Outcome) -> LocalInfo:
-    """Adds the seconds of visits to the reports, for a selection that reads them."""
-    if not parts.selection.times or came.end is None:
-        return info
-    return info._replace(extra={**info.extra, "seconds": came.end})
 
 
 def update_selection(

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import ClientData, Need, Variables, Wrapper, shown
+from fedjax_sim.base import ClientData, Need, Wrapper, shown
 from fedjax_sim.client.sending import clip_norm
 from fedjax_sim.engine.needs import (
     APART,
+    NO_FLIGHT,
     NO_LOSS_READ,
     NOTHING_AFTER,
     NOTHING_OFFERED,
@@ -23,6 +23,7 @@ from fedjax_sim.engine.needs import (
     NOTHING_TOLD,
     OWN_SAMPLES,
     PLAIN_MEAN,
+    SYNCHRONOUS,
 )
 from fedjax_sim.engine.reading import reads_clients
 from fedjax_sim.privacy import (
@@ -35,16 +36,7 @@ from fedjax_sim.privacy import (
 from fedjax_sim.privacy._samples import NOTHING_COUNTED
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.server import weighting
-
-
-def _keeps_nothing(init: Callable[[Variables], Any]) -> bool:
-    """Returns whether a state is empty, tested on a model of one weight."""
-    one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
-    try:
-        return not jax.tree.leaves(jax.eval_shape(init, one))
-    except Exception:  # a user's part may need names of leaves
-        return False
-
+from fedjax_sim.server.broadcast import latest
 
 UNMEASURED = Need(
     "diagnostics",
@@ -60,12 +52,8 @@ ANALYSED = (
         lambda parts: [part.epsilon is not None for part in parts.preaggregation] == [True],
         "preaggregation=(gaussian_mechanism(...),)",
     ),
-    Need(
-        "flight",
-        "models that return in the round in which they left",
-        lambda parts: parts.flight.period == 1 and not parts.flight.asynchronous,
-        "flight=every_round()",
-    ),
+    NO_FLIGHT,
+    SYNCHRONOUS,
     Need(
         "selection",
         "cohorts of a known distribution that does not depend on the clients",
@@ -89,20 +77,11 @@ ANALYSED = (
         ),
         "clock=None, or one without deadline, first and available",
     ),
-    Need(
-        "local",
-        "a local update that provably shares nothing through the server",
-        lambda parts: parts.local.survey is None and _keeps_nothing(parts.local.shared_state),
-        "local_sgd without shared state",
-    ),
+    NOTHING_SHARED,
     Need(
         "broadcast",
         "the server model and nothing else",
-        lambda parts: (
-            parts.broadcast.offered is None
-            and not parts.broadcast.several
-            and _keeps_nothing(lambda variables: parts.broadcast.init(variables, None))
-        ),
+        lambda parts: parts.broadcast == latest(),
         "broadcast=latest()",
     ),
     Need(

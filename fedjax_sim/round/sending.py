@@ -26,21 +26,14 @@ from fedjax_sim.round.parts import Parts
 
 
 class Delivered(NamedTuple):
-    """The messages of a round.
+    """The messages of a round."""
 
-    Attributes:
-        trained: ``[P]``, the results as they are sent; a model that is not sent stays as trained.
-        kept: ``[N, *]`` for each part, the clients' states.
-        sent: ``bool[P]``, the rows that sent a model.
-        chance: ``f32[P]``, the probability with which each row was to send; None if all were.
-        bytes: ``int32[P]``, the bytes of each update; None if these are known beforehand.
-    """
-
-    trained: Trained
-    kept: PyTree
-    sent: Array
+    trained: Trained  # [P], the results as they are sent; a model that is not sent stays as trained
+    kept: PyTree  # [N, *] for each part, the clients' states
+    sent: Array  # bool[P], the rows that sent a model
+    # f32[P], the probability with which each row was to send; None if all were
     chance: Array | None
-    bytes: Array | None
+    bytes: Array | None  # int32[P], the bytes of each update; None if these are known beforehand
 
 
 class _Task(NamedTuple):
@@ -74,20 +67,16 @@ def send(
     if not parts.sending:
         return Delivered(trained, state.sending, sends, None, None)
     known = start if parts.models_travel else measured_from(parts, state, slots)
-    if not parts.in_flight:
-        models, message, *rest = _apply_sending(
-            parts, key, state, data, slots.client, sends, visited, known, trained.variables,
-            trained.message, most,
-        )  # fmt: skip
-        return Delivered(trained._replace(variables=models, message=message), *rest)
-    update = tree.subtract(trained.variables, known)
-    update, message, kept, sent, _, sizes = _apply_sending(
-        parts, key, state, data, slots.client, sends, visited, known, update, trained.message,
-        most,
-    )  # fmt: skip
-    models = tree.select_rows(sent, tree.add(known, update), trained.variables)
-    trained = trained._replace(variables=models, message=message)
-    return Delivered(trained, kept, sent, None, sizes)
+    update = trained.variables
+    if parts.in_flight:
+        update = tree.subtract(update, known)
+    update, message, kept, sent, chance, sizes = _apply_sending(
+        parts, key, state, data, slots.client, sends, visited, known, update, trained.message, most
+    )
+    if parts.in_flight:
+        update = tree.select_rows(sent, tree.add(known, update), trained.variables)
+    trained = trained._replace(variables=update, message=message)
+    return Delivered(trained, kept, sent, chance, sizes)
 
 
 def drop_late(

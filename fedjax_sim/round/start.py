@@ -7,13 +7,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import AtWork, ClientData, FedState, Now, PyTree, Variables, shown
+from fedjax_sim.base import (
+    AtWork,
+    ClientData,
+    FedState,
+    Now,
+    PyTree,
+    Trained,
+    TrainInSteps,
+    Variables,
+    shown,
+)
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.clients import count_state_rows
+from fedjax_sim.engine.clients import count_state_rows, samples_of, visits
 from fedjax_sim.round.exchanging import fragments, own, travelling
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import initial_slots
-from fedjax_sim.round.training import first_visit
 
 
 def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedState:
@@ -125,3 +134,29 @@ def _check_reports(parts: Parts, state: FedState, data: ClientData) -> None:
                 f"{role} {shown(part)} needs clients that report {min(missing)}, local is "
                 f"{shown(parts.local)}, which reports {', '.join(sorted(known))}: see fs.reports"
             )
+
+
+def first_visit(
+    parts: Parts, state: FedState, data: ClientData
+) -> tuple[Trained, PyTree, PyTree, PyTree]:
+    """Runs a visit, for its shapes; returns its result, answer, shared state and tag.
+
+    Without steps, if possible: they change no shapes and take the most time to trace.
+    """
+    key = jax.random.key(0)
+    task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
+    client = tree.take(task, jnp.int32(0)).view(
+        samples_of(data), data, state.round, key, coverage=parts.exchange.coverage
+    )
+    received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
+    client_state, told = parts.local.client_state(state.server), state.shared_state
+    answer: PyTree = ()
+    if parts.local.survey is not None:
+        answer = parts.local.survey.ask(key, received, client, client_state, told)
+        told = parts.local.survey.tell(told, answer)
+    train, visit = parts.local.train, (key, received, client, client_state, told)
+    if isinstance(train, TrainInSteps):
+        trained = train.end(*train.begin(*visit), *visit)
+    else:
+        trained = train(*visit)
+    return trained, answer, told, tag

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_sim.base import Array, ClientData, Elapsed, FedState, Law, PyTree, Trained, evaluate_law
+from fedjax_sim.base import (
+    Array,
+    ClientData,
+    Elapsed,
+    FedState,
+    Law,
+    Outlook,
+    PyTree,
+    Traffic,
+    Trained,
+    evaluate_law,
+)
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.moments import add_seconds
+from fedjax_sim.engine.clients import client_sizes
 from fedjax_sim.engine.streams import Device, Round, stream
 from fedjax_sim.round import traffic
 from fedjax_sim.round.parts import Parts
-from fedjax_sim.round.placement import Placed
+from fedjax_sim.round.placement import Placed, awake
 
 MOST = 2**30
 """The most steps, where there is no limit."""
 
 
 class Durations(NamedTuple):
-    """Durations of each visit, ``f32[P]`` each.
+    """Durations of each visit, ``f32[P]`` each."""
 
-    Attributes:
-        down: seconds of the download.
-        step: seconds of a local step.
-        up: seconds of the upload.
-    """
-
-    down: Array
-    step: Array
-    up: Array
+    down: Array  # seconds of the download
+    step: Array  # seconds of a local step
+    up: Array  # seconds of the upload
 
 
 def durations(
@@ -78,6 +84,44 @@ def durations_of(
     return Durations(down / of(link.down, Device.DOWN), step, up * users / of(link.up, Device.UP))
 
 
+def forecast(
+    parts: Parts,
+    state: FedState,
+    data: ClientData,
+    size: Traffic,
+    client: Array,
+    uploads: Array | int = 1,
+) -> tuple[Array, Array, Array]:
+    """Returns the seconds of download, computation and upload of visits to ``client int32[K]``.
+
+    Messages have the bytes ``size``; ``uploads`` as in :func:`durations_of`.
+    """
+    part = traffic.share_of(parts, state.server, client, state.round, sent=True)
+    down = jnp.asarray(size.download * part + size.shared_state, jnp.float32)
+    up = jnp.asarray(size.upload * part + size.message, jnp.float32)
+    durations = durations_of(parts, state, client, down, up, uploads)
+    samples = client_sizes(data, client, state.round)
+    steps = jnp.asarray(parts.local.steps_for(samples, client)).astype(jnp.float32)
+    return durations.down, steps * durations.step, durations.up
+
+
+def outlook(parts: Parts, key: Array, state: FedState, data: ClientData) -> Outlook | None:
+    """Returns the forecast of the clock; None without a clock."""
+    clock, none = parts.clock, data.clients
+    if clock is None:
+        return None
+
+    def seconds(client: Array, uploads: Array | int = 1) -> Array:
+        size = traffic.sizes(parts, state.server, data)
+        down, work, up = forecast(parts, state, data, size, client, uploads)
+        return down + work + up
+
+    def available(client: Array) -> Array:
+        return awake(parts, key, state, client, none) < none
+
+    return Outlook(seconds, available, math.inf if clock.deadline is None else clock.deadline)
+
+
 def limits(parts: Parts, durations: Durations | None) -> Array | None:
     """Returns the steps that leave time for the upload, ``int32[P]``; None without a limit."""
     clock = parts.clock
@@ -106,21 +150,13 @@ def ready(parts: Parts, key: Array, limit: Array | None, placed: Placed, visited
 
 
 class Outcome(NamedTuple):
-    """Outcome of the visits of a round.
+    """Outcome of the visits of a round."""
 
-    Attributes:
-        visited: ``bool[P]``, rows whose clients were available.
-        arrived: ``bool[P]``, rows whose visit counts.
-        dropped: ``bool[P]``, rows that were late but had begun to send.
-        elapsed: times of the round; None without a clock.
-        end: ``f32[P]``, seconds of each visit; None without a clock.
-    """
-
-    visited: Array
-    arrived: Array
-    dropped: Array
-    elapsed: Elapsed | None
-    end: Array | None = None
+    visited: Array  # bool[P], rows whose clients were available
+    arrived: Array  # bool[P], rows whose visit counts
+    dropped: Array  # bool[P], rows that were late but had begun to send
+    elapsed: Elapsed | None  # times of the round; None without a clock
+    end: Array | None = None  # f32[P], seconds of each visit; None without a clock
 
 
 def outcome(
@@ -205,17 +241,6 @@ def drop_lost(
         models = tree.select_rows(arrived, models, start)
     placed = placed._replace(slots=placed.slots._replace(client=client), samples=samples)
     return placed, trained._replace(variables=models, info=info)
-
-
-def advance_clock(now: PyTree, elapsed: Elapsed | None) -> PyTree:
-    """Returns the simulated time after a round.
-
-    >>> from fedjax_sim.base import Now
-    >>> now = Now(jnp.int32(2), jnp.float32(0.75))
-    >>> [a.item() for a in advance_clock(now, Elapsed(jnp.float32(1.5), *7 * [jnp.int32(0)]))]
-    [4, 0.25]
-    """
-    return now if elapsed is None else add_seconds(now, elapsed.seconds)
 
 
 def _rank(end: Array, client: Array) -> Array:

@@ -13,7 +13,6 @@ from fedjax_sim.base import (
     ClientData,
     FedState,
     Fragment,
-    Metrics,
     PyTree,
     SetupTraffic,
     SlotBytes,
@@ -33,8 +32,7 @@ from fedjax_sim.round.exchanging import (
 from fedjax_sim.round.finishing import finish_bytes
 from fedjax_sim.round.parts import Parts
 from fedjax_sim.round.placement import Placed
-from fedjax_sim.round.start import initial_state
-from fedjax_sim.round.training import first_visit
+from fedjax_sim.round.start import first_visit, initial_state
 
 
 def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
@@ -59,19 +57,12 @@ def sizes(parts: Parts, variables: Variables, data: ClientData) -> Traffic:
 
 
 class Transfers(NamedTuple):
-    """Transfers of a round, if none is lost; ``[P]`` each.
+    """Transfers of a round, if none is lost; ``[P]`` each."""
 
-    Attributes:
-        visited: ``bool[P]``, rows whose clients are available.
-        uploads: ``bool[P]``, rows whose model, or fragment of it, is uploaded.
-        downloads: ``int32[P]``, models sent to each client, in synchronous rounds.
-        fragments: ``bool[P]``, rows that download a fragment instead.
-    """
-
-    visited: Array
-    uploads: Array
-    downloads: Array
-    fragments: Array
+    visited: Array  # bool[P], rows whose clients are available
+    uploads: Array  # bool[P], rows whose model, or fragment of it, is uploaded
+    downloads: Array  # int32[P], models sent to each client, in synchronous rounds
+    fragments: Array  # bool[P], rows that download a fragment instead
 
 
 def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients: int) -> Transfers:
@@ -86,14 +77,6 @@ def transfers(parts: Parts, state: FedState, placed: Placed, due: Array, clients
     stays = bool(parts.exchange.fragments) and parts.in_flight
     in_part = visited & ~down if stays else jnp.zeros_like(visited)
     return Transfers(visited, visited & (due | moved), jnp.where(down, offered, 0), in_part)
-
-
-def with_relays(parts: Parts, metrics: Metrics, placed: Placed, due: Array) -> Metrics:
-    """Returns the metrics with the models of the servers between the clients and the server."""
-    if not parts.relays:
-        return metrics
-    up, down = (parts.relays * jnp.any(rows).astype(jnp.int32) for rows in (due, placed.fresh))
-    return metrics._replace(uploads=metrics.uploads + up, downloads=metrics.downloads + down)
 
 
 def share_of(

@@ -65,22 +65,15 @@ class _Task(NamedTuple):
 
 
 class _Arrived(NamedTuple):
-    """A model at a client.
+    """A model at a client."""
 
-    Attributes:
-        client: the client.
-        used: the model to train: the received one over its weight, with the client's own leaves.
-        received: the received model.
-        tag: tag of the broadcast.
-        origin: the model as it left the server; () if not needed.
-        covers: the client and the round that determine which entries the client has; () if all.
-    """
-
-    client: ClientView
+    client: ClientView  # the client
+    # the model to train: the received one over its weight, with the client's own leaves
     used: Variables
-    received: Variables
-    tag: PyTree
-    origin: PyTree
+    received: Variables  # the received model
+    tag: PyTree  # tag of the broadcast
+    origin: PyTree  # the model as it left the server; () if not needed
+    # the client and the round that determine which entries the client has; () if all
     covers: tuple[Array, ...] = ()
 
 
@@ -158,6 +151,18 @@ def survey_clients(
     return state._replace(shared_state=survey.tell(state.shared_state, aggregate))
 
 
+class Work(NamedTuple):
+    """The result of local training."""
+
+    # [P], results of the clients; in place of models, unless these stay in flight, updates
+    # (exact, as computed at the client), or their mean [*p] if not stored
+    trained: Trained
+    own: PyTree  # [P, *p], the leaves that stay with the clients
+    placed: Placed  # the rows, with the broadcast's tags
+    start: PyTree  # [P, *p], the models before training, if they are needed; else ()
+    executed: Array  # int32[], the steps that the devices ran or waited
+
+
 def train(
     parts: Parts,
     key: Array,
@@ -165,19 +170,12 @@ def train(
     data: ClientData,
     placed: Placed,
     due: Array,
-    limit: Array | None = None,
-) -> tuple[Trained, PyTree, Placed, PyTree, Array]:
+    limit: Array | None,
+) -> Work:
     """Runs one local update per row, ``[P]``.
 
     The state is that after :func:`survey_clients`; the server collects the rows ``due bool[P]``.
     ``limit int32[P]`` is the most steps of each row; None without a limit.
-
-    Returns:
-        The results of training: models if there are models in flight, else updates (computed once,
-        at the client, so that they are exact), or the mean ``[*p]`` of the updates if they are not
-        stored; the leaves that stay with the clients; the slots with the broadcast's tags; the
-        models ``[P, *p]`` that updates are relative to, () if not needed; ``int32[]``, the steps
-        that the devices ran or waited.
     """
     summed = not parts.holds_updates
 
@@ -228,9 +226,8 @@ def train(
     # Every device needs all reports, for the metrics at least.
     trained = trained._replace(info=parts.execution.gather(trained.info))
     placed = placed._replace(slots=slots._replace(tag=tag, received=received))
-    if ran is None:
-        ran = parts.execution.executed(trained.info.steps)
-    return trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32)
+    ran = parts.execution.executed(trained.info.steps) if ran is None else ran
+    return Work(trained, mine, placed, start, jnp.sum(ran, dtype=jnp.int32))
 
 
 def _in_steps(
@@ -316,29 +313,3 @@ def client_states(
         state.shared_state, trained.message, weights, data.clients, parts.aggregator
     )
     return kept, own, shared
-
-
-def first_visit(
-    parts: Parts, state: FedState, data: ClientData
-) -> tuple[Trained, PyTree, PyTree, PyTree]:
-    """Runs a visit, for its shapes; returns its result, answer, shared state and tag.
-
-    Without steps, if possible: they change no shapes and take the most time to trace.
-    """
-    key = jax.random.key(0)
-    task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)
-    client = tree.take(task, jnp.int32(0)).view(
-        samples_of(data), data, state.round, key, coverage=parts.exchange.coverage
-    )
-    received, tag = parts.broadcast.send(key, state.broadcast, state.server, client)
-    client_state, told = parts.local.client_state(state.server), state.shared_state
-    answer: PyTree = ()
-    if parts.local.survey is not None:
-        answer = parts.local.survey.ask(key, received, client, client_state, told)
-        told = parts.local.survey.tell(told, answer)
-    train, visit = parts.local.train, (key, received, client, client_state, told)
-    if isinstance(train, TrainInSteps):
-        trained = train.end(*train.begin(*visit), *visit)
-    else:
-        trained = train(*visit)
-    return trained, answer, told, tag

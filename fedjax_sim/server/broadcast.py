@@ -37,15 +37,10 @@ class latest(Broadcast):
 
 
 class Past(NamedTuple):
-    """The last server models, in a ring buffer.
+    """The last server models, in a ring buffer."""
 
-    Attributes:
-        models: ``[most + 1, *p]``; the model after n updates is row ``n % (most + 1)``.
-        updates: ``int32[]``, n, the number of updates.
-    """
-
-    models: Variables
-    updates: Array
+    models: Variables  # [most + 1, *p]; the model after n updates is row n % (most + 1)
+    updates: Array  # int32[], n, the number of updates
 
 
 class stale(Broadcast):

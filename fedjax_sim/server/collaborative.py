@@ -91,17 +91,11 @@ class attentive(_Collaborative):
 
 
 class Collaborators(NamedTuple):
-    """The state of :class:`first_order`.
+    """The state of :class:`first_order`."""
 
-    Attributes:
-        models: ``[N, *p]``, w_k.
-        starts: ``[N, *p]``, the models from which the clients trained them.
-        affinity: ``f32[N, N]``, P.
-    """
-
-    models: Variables
-    starts: Variables
-    affinity: Array
+    models: Variables  # [N, *p], w_k
+    starts: Variables  # [N, *p], the models from which the clients trained them
+    affinity: Array  # f32[N, N], P
 
 
 class first_order(_Collaborative):

@@ -23,7 +23,6 @@ from fedjax_sim.base import (
     PyTree,
     Variables,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.clustering import models_taken
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import root_view, sweep
@@ -108,7 +107,6 @@ class central_divergence(Diagnostic):
     local: LocalUpdate
 
     def __post_init__(self) -> None:
-        check_kind("local must be a", LocalUpdate, self.local)
         if self.local.peers:
             raise ValueError(
                 "local must do without the other clients' samples for the centralised twin, got "

@@ -41,17 +41,11 @@ SERVER_EVALUATED = Need(
 
 
 class Moments(NamedTuple):
-    """Sums over the samples of each class, of one client or of all clients.
+    """Sums over the samples of each class, of one client or of all clients."""
 
-    Attributes:
-        samples: ``int32[M]``, the number of samples.
-        first: ``[M, D]``, the sum of the features z.
-        second: ``[M, D, D]``, the sum of the products z zᵀ.
-    """
-
-    samples: Array
-    first: Array
-    second: Array
+    samples: Array  # int32[M], the number of samples
+    first: Array  # [M, D], the sum of the features z
+    second: Array  # [M, D, D], the sum of the products z zᵀ
 
 
 @for_classes

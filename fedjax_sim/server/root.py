@@ -25,7 +25,6 @@ from fedjax_sim.base import (
     Variables,
     for_classes,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import of_each, on_root, root_view, rows_at, shuffled
 from fedjax_sim.engine.needs import (
@@ -50,7 +49,6 @@ class _Training(Server):
     reads_updates = False
 
     def __post_init__(self) -> None:
-        check_kind("local must be a", LocalUpdate, self.local)
         if self.local.peers:
             raise ValueError(
                 "local must do without the other clients' samples to train on the server's, got "
@@ -171,9 +169,6 @@ class distilled(Server):
     lr: Positive = 1e-3
     _: dataclasses.KW_ONLY
     batch_size: Count = 128
-
-    def __post_init__(self) -> None:
-        check_kind("model must be a", Model, self.model)
 
     # It evaluates the models themselves: no rule guards it, and every row must be a model.
     needs = (WHOLE_MODEL, NOT_REFLECTED, ONLY_WEIGHED, PLAIN_MEAN)

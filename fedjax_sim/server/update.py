@@ -23,11 +23,10 @@ from fedjax_sim.base import (
     Variables,
     concrete,
 )
-from fedjax_sim.base.parts import check_kind
 from fedjax_sim.engine import tree
 from fedjax_sim.engine.matching import FROM_NEWEST
 from fedjax_sim.engine.needs import ONE_MODEL, OWN_ROWS, SYNCHRONOUS, awaited
-from fedjax_sim.engine.optimizers import check_optimizer, first_state
+from fedjax_sim.engine.optimizers import check_optimizer
 
 
 class replace(Server):
@@ -71,7 +70,7 @@ class optimizer(Server):
         check_optimizer("transform", self.transform)
 
     def init(self, variables: Variables) -> PyTree:
-        return first_state(self.transform, variables.params)
+        return self.transform.init(variables.params)
 
     def update(
         self, key: Array, step: Variables, server: Variables, state: PyTree, gathered: Gathered
@@ -163,7 +162,6 @@ class sign_agreement(Server):
     backwards: bool = False
 
     def __post_init__(self) -> None:
-        check_kind("server must be a", Server, self.server)
         if self.literal and self.backwards:
             raise ValueError("backwards must be without literal: it reads the sum's absolute value")
 
@@ -235,8 +233,6 @@ class chain(Server):
 
     def __init__(self, *servers: Server) -> None:
         object.__setattr__(self, "servers", servers)
-        for server in servers:
-            check_kind("every server of a chain must be a", Server, server)
         for server in servers[1:]:
             if server.dual is not None:
                 raise ValueError(

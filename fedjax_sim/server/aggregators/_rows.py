@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,8 @@ import numpy as np
 
 from fedjax_sim.base import Aggregator, Array, Need, PyTree, Variables
 from fedjax_sim.base.parts import Part
-from fedjax_sim.base.ranges import MOST
 from fedjax_sim.engine import tree
-from fedjax_sim.engine.needs import awaited, collected, meeting
+from fedjax_sim.engine.needs import meeting
 
 
 def in_floats(reduce: Aggregator) -> Aggregator:
@@ -45,40 +44,25 @@ class Rule(Part):
 def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple[Need, ...]:
     """Returns the needs of a rule that withstands a ``share`` of the models: enough models.
 
-    ``rows`` maps f to the minimum number of rows for f malicious ones, 2f and a constant. A share
-    of 0 and a traced one need nothing. Clients that sleep, are lost or arrive late are not
-    accounted for.
+    ``rows`` maps f to the minimum number of rows for f malicious ones. A share of 0 and a traced
+    one need nothing. Clients that sleep, are lost or arrive late are not accounted for.
     """
     if isinstance(share, Array) or share == 0:
         return ()
     known = share
 
-    def suffice(n: int) -> bool:
+    def suffice(parts: Any) -> bool:
+        n = meeting(parts)
         malicious = int(np.floor(known * n + 1e-9))
         return malicious > 0 and n >= rows(malicious)
 
-    # All from ``least`` on suffice. Some fewer do too: of 0.4, 7 and 9 for Krum, but not 8 and 10.
-    bound = min(MOST, math.ceil(max(1 / known, rows(0) / (1 - 2 * known))))
-    least = next((n + 1 for n in range(bound, 0, -1) if not suffice(n)), 1)
     larger = Need(
         "clients_per_round",
-        f"a larger cohort, for {name}={share} of it",
-        lambda parts: suffice(collected(parts)),
-        f"clients_per_round={least}, say",
+        f"a larger cohort, for {name}={share} of the rows that it gets",
+        suffice,
+        "more clients, a larger first of the clock, or smaller buckets",
     )
-    all_awaited = Need(
-        "clock",
-        f"a server that waits for more clients, for {name}={share} of them",
-        lambda parts: suffice(awaited(parts)),
-        f"first={least}, say",
-    )
-    unmixed = Need(
-        "preaggregation",
-        f"{least} rows, say, for {name}={share} of them",
-        lambda parts: suffice(meeting(parts)),
-        "a larger cohort, or smaller buckets",
-    )
-    return (larger, all_awaited, unmixed)
+    return (larger,)
 
 
 def trainable(model: PyTree) -> PyTree:

@@ -75,7 +75,9 @@ class q_fair(PreAggregation):
         self, key: Array, state: PyTree, updates: Variables, weights: Array, cohort: Cohort
     ) -> tuple[Variables, Array, PyTree]:
         q, rate, present = self.q, self.lr / (1 - self.momentum), weights > 0
-        loss = jnp.where(present, jnp.maximum(_initial_loss(cohort), SMALLEST), SMALLEST)
+        loss = jnp.where(
+            present, jnp.maximum(cohort.info.extra["initial_loss"], SMALLEST), SMALLEST
+        )
         # Both sums are divided by the largest F^q: powers of the loss can leave the range of f32.
         largest = jnp.max(loss)
         power = (loss / largest) ** q
@@ -128,7 +130,7 @@ class agnostic(PreAggregation):
         counts = new > 0
         # If λ is 0 for all, no update counts.
         rows = tree.select_rows(counts, updates, jax.tree.map(jnp.zeros_like, updates))
-        ascent = jnp.where(present, self.step * _initial_loss(cohort), 0)
+        ascent = jnp.where(present, self.step * cohort.info.extra["initial_loss"], 0)
         client, ascent = keep_whole((cohort.client, ascent))
         moved = mixture.at[client].add(ascent, mode="drop")
         after = _onto_simplex(moved)
@@ -145,14 +147,3 @@ def _onto_simplex(v: Array) -> Array:
     count = jnp.arange(1, len(v) + 1, dtype=v.dtype)
     last = jnp.sum(falling * count > excess) - 1  # of those that stay positive
     return jnp.maximum(v - excess[last] / count[last], 0)
-
-
-def _initial_loss(cohort: Cohort) -> Array:
-    """Returns F_k at the received models, ``f32[P]``."""
-    extra = cohort.info.extra
-    if "initial_loss" not in extra:
-        raise ValueError(
-            "local must report its clients' initial_loss: wrap it by reports.with_initial_loss; "
-            f"it reports {list(extra) or 'nothing'}"
-        )
-    return extra["initial_loss"]
