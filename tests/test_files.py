@@ -19,7 +19,6 @@ from fedjax_sim.base.files import DamagedError, read_npz, write_npz, writing
 from fedjax_sim.data import load_dataset
 from fedjax_sim.models import load_weights, mobilenet, save_weights
 from fedjax_sim.partition import Partition, load_partition, save_partition
-from fedjax_sim.plan.traces import SPEEDS
 from fedjax_sim.run import checkpoint_files
 from fedjax_sim.run.identity import digest
 
@@ -28,7 +27,6 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "data": lambda path: load_dataset(str(path)),
     "mobilenet": mobilenet.load_weights,
     "partition": load_partition,
-    "trace": fs.clock.traced,
     "weights": lambda path: load_weights(path, fs.models.logistic((2,), 2)),
 }
 
@@ -121,9 +119,6 @@ WHOLE: dict[str, Callable[[Path], Any]] = {
         | {name: np.arange(4) % 2 for name in ("y_train", "y_test")}),
     "partition": lambda path: save_partition(
         path, Partition(np.arange(4, dtype=np.int32), np.array([0, 2, 4], np.int32))
-    ),
-    "trace": lambda path: write_npz(
-        path, {"client": np.zeros(1), **dict.fromkeys(SPEEDS, np.ones(1))}
     ),
     "weights": lambda path: save_weights(
         path, fs.models.logistic((2,), 2).init(jax.random.key(0))
