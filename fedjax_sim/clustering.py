@@ -85,9 +85,6 @@ class ifca(_Clusters):
         objective: F_k, evaluated on all samples of the client, in training mode.
         batch_size: the number of samples that are evaluated at once.
 
-    Raises:
-        ValueError: if clusters or batch_size is below 1.
-
     Source: Ghosh et al. 2020 <https://arxiv.org/abs/2006.04088>, Algorithm 1 (model averaging).
 
     Example:
@@ -153,36 +150,29 @@ class dynamic(_Clusters):
     lowest among equals.
 
     Args:
-        limit: C; for "angle" in degrees, at most 180 (None: 90), with a resolution of 0.05 in
-          float32; required for "distance", whose scale depends on the model.
+        limit: C; for "angle" in degrees, at most 180, with a resolution of 0.05 in float32; the
+          scale of a "distance" depends on the model.
         by: "angle" or "distance", over all weights (without BatchNorm statistics). A client whose
           model did not change has an angle of 0 to all others.
         slots: S, the largest number of models and thus of groups: the size of W.
         objective: F_k, evaluated on all samples of the client, in training mode.
         batch_size: the number of samples that are evaluated at once.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Vo, Rakotobe 2020 <vo2020how>, Algorithm 4, which has plain means (equal weights) and
     lets W grow without limit; here the groups of a round replace the previous ones.
     """
 
-    limit: float | None
+    limit: float
     by: By
     slots: int
     objective: Objective
     batch_size: Count = 50
 
     def __post_init__(self) -> None:
-        angle, limit = self.by == "angle", self._limit
-        if limit is None or not limit > 0 or (angle and limit > 180):
+        angle = self.by == "angle"
+        if not self.limit > 0 or (angle and self.limit > 180):
             allowed = "above 0 and at most 180 degrees" if angle else "above 0"
-            raise ValueError(f"limit must be {allowed}, got {limit}")
-
-    @property
-    def _limit(self) -> float | None:
-        return 90.0 if self.limit is None and self.by == "angle" else self.limit
+            raise ValueError(f"limit must be {allowed}, got {self.limit}")
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -206,12 +196,11 @@ class dynamic(_Clusters):
             (gathered.updates, gathered.weights, cohort.received), row
         )
         present = weights > 0
-        assert self._limit is not None
         if self.by == "angle":
-            near = _angles_within(updates.params, self._limit)
+            near = _angles_within(updates.params, self.limit)
         else:
             models = tree.add(received.params, updates.params)
-            near = jnp.sqrt(tree.pairwise_squared_distances(models)) <= self._limit
+            near = jnp.sqrt(tree.pairwise_squared_distances(models)) <= self.limit
         group, count = (smallest_groups if slots <= EXACT else first_fit)(near, present)
         # New groups mix rows that received different models: all are measured from the server's.
         rows = Gathered(updates, weights, cohort._replace(received=received))

@@ -102,7 +102,6 @@ BESIDE: dict[str, Mapping[str, Any]] = {
     "fedadmm": {**DYNAMIC, "server": fs.server.participation},
     "correction dynamic": {**EQUAL, "server": lambda: fs.server.dynamic(ALPHA)},
     "everyone": ALL, "with_replacement": EQUAL,
-    "with_replacement, p": EQUAL,
     "importance": IMPORTANCE, "importance, exact": IMPORTANCE,
     "mediators": FOUR,
     "guided": {**CLOCK, "local": lambda local: fs.local.with_utility(local, risk())},

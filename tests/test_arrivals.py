@@ -441,7 +441,6 @@ BAD: dict[str, tuple[Any, str]] = {
         r"buffer_size must be in 1..4, the models that are at work at once, got 5",
     ),
     "no length": (lambda: fs.flight.periodic(0.0), "seconds must be positive"),
-    "not a number": (lambda: fs.flight.periodic(math.nan), "seconds must be positive"),
     "an age that is drawn": (
         lambda: fedbuff(local(), max_staleness=4, **TIMED),
         "max_staleness must be None with a clock, which determines the staleness, got 4",

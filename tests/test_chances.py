@@ -22,7 +22,7 @@ from fedjax_sim.engine.streams import Round, stream
 N, M, DRAWS = len(SIZES), 3, 20_000
 KEYS = jax.random.split(jax.random.key(5), DRAWS)
 SCORES = (0.4, 3.0, 0.7, 1.0, 9.0, 0.2, 2.0, 0.5)
-P = tuple(np.array(SCORES) / np.sum(SCORES))
+P = np.array(SIZES) / np.sum(SIZES)
 RNG = np.random.default_rng(1)
 UPDATES = RNG.normal(size=(N, 4)).astype(np.float32)
 
@@ -90,7 +90,6 @@ STATED = {
     "uniform, active": fs.selection.uniform(active=2),
     "everyone": fs.selection.everyone(),
     "with_replacement": fs.selection.with_replacement(),
-    "with_replacement, p": fs.selection.with_replacement(P),
     "importance, exact": fs.selection.importance(score, exact=True),
     "importance, exact, active": fs.selection.importance(score, exact=True, active=2),
     "poisson": fs.selection.poisson(2.5),
@@ -133,23 +132,6 @@ def test_weights_by_unknown_probabilities_are_rejected(part: Any) -> None:
     with pytest.raises(ValueError, match=r"^weighting unbiased\(.*, selection is ") as caught:
         composed(weighting=fs.weighting.unbiased(), selection=part)
     assert str(part) in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("p", "message"),
-    [
-        ((0.5, 0.4), "got 0.4 to 0.5 with sum 0.9"),
-        ((1.5, -0.5), "got -0.5 to 1.5 with sum 1"),
-        ((1.0, 0.0), "got 0.0 to 1.0 with sum 1"),
-        ((math.nan, 1.0), "p must be in"),
-        ((), "p must be in"),
-        (2, "p must be a list of a probability for each client, got 2"),
-    ],
-)
-def test_probabilities_must_be_probabilities(p: tuple[float, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as caught:
-        fs.selection.with_replacement(p)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -237,9 +219,9 @@ def test_clients_that_do_not_send_upload_a_number() -> None:
 
 
 def test_both_probabilities_divide_a_weight() -> None:
-    """Clients drawn with P, each of whom sends by its coin: the sum in NumPy."""
+    """Clients drawn by size, each of whom sends by its coin: the sum in NumPy."""
     algorithm = composed(
-        selection=fs.selection.with_replacement(P),
+        selection=fs.selection.with_replacement(),
         weighting=UNBIASED,
         sending=(fs.sending.by_norm(1.5),),
     )

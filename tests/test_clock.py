@@ -752,11 +752,6 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: clock.bandwidth(clock.tiers(1, 2), 1, shared=True),
         "up must be a number for a shared uplink",
     ),
-    "period": (lambda: clock.diurnal(0.5, 0.5), "period must be a whole number of seconds from 1"),
-    "no period": (
-        lambda: clock.diurnal(0.5, math.inf),
-        "period must be a whole number of seconds from 1, got inf",
-    ),
     "late alone": (
         lambda: clock.simulated(1, late="partial"), "late='partial' needs a deadline",
     ),

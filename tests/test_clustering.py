@@ -467,10 +467,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "zero": (lambda: clusters("angle", limit=0), "above 0 and at most 180 degrees, got 0"),
     "wide": (lambda: clusters("angle", limit=181), "above 0 and at most 180 degrees, got 181"),
     "negative": (lambda: clusters("distance", limit=-1), "limit must be above 0, got -1"),
-    "none": (
-        lambda: clustering.dynamic(None, "distance", 3, None),  # type: ignore[arg-type]
-        "limit must be above 0, got None",
-    ),
 }
 
 

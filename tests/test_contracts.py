@@ -113,7 +113,6 @@ PARTS: dict[str, dict[str, Make]] = {
         "uniform": fs.selection.uniform,
         "uniform, sticky": lambda: fs.selection.uniform(sticky=True),
         "with_replacement": fs.selection.with_replacement,
-        "with_replacement, p": lambda: fs.selection.with_replacement(N * (1 / N,)),
         "importance": lambda: fs.selection.importance(score),
         "importance, exact": lambda: fs.selection.importance(score, exact=True),
         "poisson": lambda: fs.selection.poisson(2),

@@ -21,15 +21,16 @@ DECLARED = {
         adaptive_proximal.patience fedmd.digest_batch_size astraea.mediator_epochs
         banded_mechanism.bands bucketing.size adaptive_steps.most buffered.size by_norm.iterations
         calibrated.samples ccvr.classes classification.classes consensus.samples delayed.rounds
-        discrepancy.classes distilled.batch_size dp_fedavg.clients_per_round dynamic.slots
-        fang_krum.evaluations fd.classes fedavg.clients_per_round fedmd.classes
+        discrepancy.classes distilled.batch_size diurnal.period dynamic.slots
+        dp_fedavg.clients_per_round fang_krum.evaluations fd.classes
+        fedavg.clients_per_round fedmd.classes
         fedmd.public_samples geometric_median.iterations learned.peers local_sgd.batch_size
         low_rank.rank mediators.clients_each moreau_envelope.inner_steps multi_krum.keep
         multi_label.labels next_token.vocabulary optimised.evaluations past_models.buffer
         peer_means.mix_samples per_fedavg.fine_tuning_steps power_of_choice.candidates
         prototypes.classes radfed.redistribution_rounds regression.targets skewscout.fewest
         skewscout.rounds simulated.first squared_gradient.batch_size
-        stochastic_quantisation.levels suspicion.batch_size tiers.count traced.first
+        stochastic_quantisation.levels suspicion.batch_size tiers.count traced.first traced.period
         uniform.active within_deadline.candidates""",
     "positive": """
         adaptive_mechanism.clients_per_round adaptive_mechanism.clip adaptive_proximal.step

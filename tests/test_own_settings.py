@@ -297,10 +297,6 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: own_settings.of_client((1, 2), None),
         "epochs, rate_by_client and batch_by_client must be equal for all clients where the server",
     ),
-    "a share": (
-        lambda: fs.augment.drifting(swapped, 0.5),  # type: ignore[arg-type]
-        "share must be a function of the round, such as lambda t: t >= 50, got 0.5",
-    ),
     "a drift at the server": (
         lambda: text_of(update(transforms=OWN["transforms"]), make_federation().data),
         "drifting needs the round number, which only clients have",

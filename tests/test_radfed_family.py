@@ -515,10 +515,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda _: drawn(selection.uniform(active=3), jnp.ones(5), 2, 1),
         "active must be at most the 2 slots, got 3",
     ),
-    "unreported": (
-        lambda _: selection.importance(no_score).update(jnp.ones(2), jnp.array([0]), reports(1)),
-        "local must report its clients' importance",
-    ),
 }
 
 

@@ -30,13 +30,11 @@ def adaptive_steps(
               {2 T \eta \varphi} + \rho\,h(\tau), \qquad
               T = \frac{(R - b - c)\,\tau}{c\,\tau + b}
 
-    More local steps save aggregations, which cost b each; fewer keep the clients' models close. h
-    bounds how far they drift apart and grows with the divergence of their gradients; see
-    :class:`fedjax_sim.local.adaptive_steps`. In the paper, all clients participate, costs are
-    measured in every round, the scarcest of several resources counts, and the result is the model
-    with the least loss. Here, one resource has given costs, and the result is the last model. Once
-    the budget is spent, clients stop training, although models are still exchanged until the run
-    ends.
+    h bounds how far the clients' models drift apart; see :class:`fedjax_sim.local.adaptive_steps`.
+    In the paper, all clients participate, costs are measured in every round, the scarcest of
+    several resources counts, and the result is the model with the least loss. Here, one resource
+    has given costs, and the result is the last model. Once the budget is spent, clients stop
+    training, although models are still exchanged until the run ends.
 
     Args:
         local: the local update; its epochs are overridden.
@@ -56,9 +54,6 @@ def adaptive_steps(
     Algorithms 2 and 3.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.adaptive_steps(
         ...     local, clients_per_round=10, lr=0.1, objective=problem.objective
         ... )
@@ -113,9 +108,6 @@ def skewscout(
     learning", ICML 2020 <https://arxiv.org/abs/1910.00189>, section 7.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.skewscout(
         ...     local, clients_per_round=5, model=problem.model, fewest_steps=4
         ... )

@@ -190,17 +190,15 @@ def semifl(
               w \leftarrow \mathrm{train}(w + v,\, D_0), \qquad
               \hat y_i = \arg\max_c f_c(w, x_i)
 
-    The server's own samples D_0 have labels; the clients' need none (y = -1). In each step a client
-    learns those labels :math:`\hat y_i` that the received model gives with confidence, from a
-    stronger view of the samples (``strong``, set in Python alone) and from mixtures of two samples;
-    see :class:`fedjax_sim.terms.received_labels`.
+    The server's own samples D_0 have labels; the clients' need none (y = -1): they learn confident
+    labels :math:`\hat y_i`, see :class:`fedjax_sim.terms.received_labels`.
 
     Args:
         local: the local update of the clients and of the server.
         objective: the objective of the server, and with other labels of the clients.
         threshold: τ: smallest probability of a confident label.
         strong: changes a sample to its stronger view, such as
-          :class:`fedjax_sim.augment.altered`; None: no further change.
+          :class:`fedjax_sim.augment.altered`, in Python alone; None: no further change.
         mix: λ: weight of the loss of mixtures; 0 mixes nothing.
         alpha: α: the shares of a mixture are drawn from Beta(α, α).
 

@@ -82,10 +82,11 @@ def dynamic_clustering(
     """
     if cluster_limit is None and cluster_by == "distance":
         raise ValueError("cluster_limit must be given if cluster_by is 'distance', got None")
+    limit = 90.0 if cluster_limit is None else cluster_limit
     return compose(
         local,
         clients_per_round,
-        broadcast=clustering.dynamic(cluster_limit, cluster_by, clients_per_round, objective),
+        broadcast=clustering.dynamic(limit, cluster_by, clients_per_round, objective),
         weighting=client_weights(equal_weights),
         diagnostics={"models_taken": clustering.models_taken()},
         personal=personal.as_received(),

@@ -138,9 +138,6 @@ def fedavg_top_k(
     <https://arxiv.org/abs/2102.01593>, for the clusters.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.fedavg_top_k(local, clients_per_round=5, sparsity=0.1)
         >>> problem.accuracy(algorithm, rounds=3) > 0.7
         True

@@ -64,9 +64,6 @@ def phase_shift(
     <cornelis2022federated>, chapter 4, Algorithms 2 and 3; eq. 4.2 and 4.3 for the two modes.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.phase_shift(local, clients_per_round=10, phases=2)
         >>> problem.accuracy(algorithm, rounds=4) > 0.8
         True

@@ -126,9 +126,6 @@ def scaffnew(
     Algorithm 2.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.scaffnew(
         ...     local, clients_per_round=problem.data.clients, lr=0.1, momentum=0.0
         ... )

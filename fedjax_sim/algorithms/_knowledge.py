@@ -48,13 +48,6 @@ def fedproto(
     heterogeneous clients", AAAI 2022 <https://arxiv.org/abs/2105.00243>, Algorithm 1.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedproto(
-        ...     local, clients_per_round=5, model=problem.model, objective=problem.objective,
-        ...     classes=problem.classes,
-        ... )
         >>> algorithm.parts.exchange
         nothing()
     """
@@ -98,13 +91,6 @@ def fd(
     <https://arxiv.org/abs/1811.11479>, Algorithm 1.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fd(
-        ...     local, clients_per_round=5, model=problem.model, objective=problem.objective,
-        ...     classes=problem.classes,
-        ... )
         >>> algorithm.parts.exchange
         nothing()
     """
@@ -157,12 +143,6 @@ def fedmd(
     <https://arxiv.org/abs/1910.03581>, Algorithm 1.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedmd(
-        ...     local, clients_per_round=5, model=problem.model, classes=problem.classes
-        ... )
         >>> algorithm.parts.exchange
         nothing()
     """

@@ -39,10 +39,6 @@ def fedper(
     layers", 2019 <https://arxiv.org/abs/1912.00818>, Algorithms 1 and 2.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedper(local, clients_per_round=5, model=problem.model)
         >>> algorithm.parts.exchange
         split(own=head(<Model>))
     """
@@ -177,10 +173,6 @@ def fedbabu(
     classification", ICLR 2022 <https://arxiv.org/abs/2106.06042>, Algorithm 1.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
-        >>> algorithm = fs.algorithms.fedbabu(local, clients_per_round=5, model=problem.model)
         >>> algorithm.parts.exchange
         split(frozen=head(<Model>))
     """

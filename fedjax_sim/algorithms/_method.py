@@ -57,13 +57,15 @@ ARGUMENTS = {
 }
 """Descriptions of arguments, unless a method's own docstring has another one."""
 
-EXAMPLE = """\
+SETUP = """\
 >>> import optax, fedjax_sim as fs
 >>> problem = fs.toy()
 >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
->>> algorithm = {call}
+"""
+RUN = """\
 >>> problem.accuracy(algorithm, rounds=5) > 0.5
-True"""
+True
+"""
 SECTIONS = {
     "Returns": "Returns:\n    The algorithm. Traffic per round: m models down, m up.",
     "Raises": "Raises:\n    ValueError: if a setting is out of range, or does not fit another one.",
@@ -84,8 +86,8 @@ GIVEN = {
 def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
     """Lists a method, completes its docstring and records its calls.
 
-    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without returns,
-    exceptions or an example gets the common ones.
+    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without returns or
+    exceptions gets the common ones, and an example what it lacks: the problem, the call, a run.
     """
     factory.__doc__ = _completed(factory)
     listed = METHODS[factory.__name__] = part(factory)
@@ -102,16 +104,21 @@ def _completed(factory: Callable[..., Algorithm]) -> str:
         if rest.startswith(f"{name}:"):
             section, _, rest = rest.partition("\n\n")
         found.append(section)
-    tail = "\n\n".join([*found, rest]).rstrip()
-    if "Example:" not in tail:
+    tail, _, example = "\n\n".join([*found, rest]).partition("\nExample:\n")
+    example = textwrap.dedent(example) or RUN
+    if ">>> algorithm = " not in example and ">>> import" not in example:
         required = [p.name for p in parameters.values() if p.default is p.empty][1:]
-        given = [f"{name}={GIVEN[name]}" for name in required]
-        call = f"fs.algorithms.{factory.__name__}(local, {', '.join(given)})"
+        *given, last = ["local", *(f"{name}={GIVEN[name]}" for name in required)]
+        most = ", ".join(given)
+        call = f"fs.algorithms.{factory.__name__}({most}, {last})"
         if len(call) > 75:
-            call = call.replace("(local", "(\n...     local")[:-1] + "\n... )"
-        example = EXAMPLE.format(call=call)
-        tail += f"\n\nExample:\n{textwrap.indent(example, '    ')}"
-    return "\n".join([head, "", "Args:", *entries, "", tail, ""])
+            gap = "\n...     " if len(most) + len(last) > 90 else " "
+            call = f"fs.algorithms.{factory.__name__}(\n...     {most},{gap}{last}\n... )"
+        example = f">>> algorithm = {call}\n{example}"
+    if ">>> import" not in example:
+        example = SETUP + example
+    shown = textwrap.indent(example.rstrip(), "    ")
+    return "\n".join([head, "", "Args:", *entries, "", tail.rstrip(), "", "Example:", shown, ""])
 
 
 def _split(doc: str) -> tuple[str, dict[str, str], str]:

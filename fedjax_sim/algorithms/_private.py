@@ -57,9 +57,6 @@ def dp_fedavg(
     <https://arxiv.org/abs/1905.03871>, Algorithm 1 (quantile).
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.dp_fedavg(
         ...     local, clients_per_round=5, clip=2.0, noise_multiplier=0.1
         ... )
@@ -113,9 +110,7 @@ def dp_ftrl(
     with the noise n_t of binary trees over the rounds, one per epoch of ⌊N/m⌋ rounds in which no
     client participates twice (:class:`fedjax_sim.preaggregation.tree_mechanism`); with momentum β,
     the increments of this sum enter :math:`v \leftarrow \beta v + \cdot`. All clients are weighted
-    equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run spends, or names the
-    part that makes it unknown. A model with BatchNorm is rejected, because its statistics would be
-    sent without noise; so is a local update that sends anything besides the model.
+    equally. ε and what is rejected are as for :func:`fedjax_sim.algorithms.dp_fedavg`.
 
     With bands it is DP-BandMF: the noise comes from
     :class:`fedjax_sim.preaggregation.banded_mechanism`, which spends less ε for the same amount of

@@ -154,9 +154,6 @@ def robust(
     (clip).
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.robust(
         ...     local, clients_per_round=10, aggregator="trimmed_mean", byzantine=0.2
         ... )
@@ -258,9 +255,6 @@ def zeno(
         and their server uses 4 samples per round.
 
     Example:
-        >>> import optax, fedjax_sim as fs
-        >>> problem = fs.toy()
-        >>> local = fs.local_sgd(problem.objective, optax.sgd(0.1))
         >>> algorithm = fs.algorithms.zeno(
         ...     local, clients_per_round=10, objective=problem.objective
         ... )

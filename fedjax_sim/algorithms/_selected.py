@@ -252,9 +252,8 @@ def favor(
               r = \Xi^{A - \Omega} - 1
 
     The state s consists of sketches of the server model and of each client's last model; the reward
-    r depends on the accuracy A of the next server model; see :class:`fedjax_sim.selection.deep_q`.
-    The authors train Q in many federated runs before they use it; here, it learns during the run
-    itself. To use what other runs have learned, pass their ``network`` to ``selection.deep_q``.
+    r depends on the accuracy A of the next server model. Here, Q learns during the run; see
+    :class:`fedjax_sim.selection.deep_q`, which takes the ``network`` of other runs.
 
     Args:
         target_accuracy: Ω: target accuracy, at which the reward is 0.

@@ -36,9 +36,6 @@ class after_a_step(ObjectiveWrapper):
         alpha: α, the rate of the step; with 0 it is the objective itself.
         hessian: whether the gradient has the Hessian.
 
-    Raises:
-        ValueError: if alpha is negative.
-
     Source: Fallah et al. 2020 <https://arxiv.org/abs/2002.07948>, Algorithm 1 and section 5.
     """
 
@@ -82,9 +79,6 @@ class moreau_envelope(ObjectiveWrapper):
         lam: λ, the pull towards w.
         inner_steps: K.
         inner_lr: δ.
-
-    Raises:
-        ValueError: if lam or inner_lr is not positive, or inner_steps below 1.
 
     Source: Dinh, Tran, Nguyen 2020 <https://arxiv.org/abs/2006.08848>, Algorithm 1; Dinh 2020
     <https://github.com/CharlieDinh/pFedMe>, the authors' code.

@@ -121,8 +121,8 @@ class fedmd(Wrapper):
         digest_batch_size: public samples of a minibatch.
 
     Raises:
-        ValueError: if a number is out of range, or local shares anything already; in the first
-            round, if the data have no ``root``.
+        ValueError: if local shares anything already; in the first round, if the data have no
+            ``root``.
 
     Source: Li, Wang 2019 <https://arxiv.org/abs/1910.03581>, Algorithm 1; Li, Wang 2019
     <https://github.com/diogenes0319/FedMD_clean>, the authors' code, for loss and optimiser.

@@ -135,8 +135,8 @@ class adaptive_steps(Wrapper):
         most: τ_max.
 
     Raises:
-        ValueError: if a setting is out of range, the budget is too small for a round of one step,
-            or local shares or remembers anything already.
+        ValueError: if the budget is too small for a round of one step, or local shares or remembers
+            anything already.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1804.05271>, Algorithms 2 and 3, eq. 18.
     """

@@ -52,9 +52,6 @@ class proximal(Correction):
     Args:
         mu: μ of the proximal term; 0 changes nothing, bit for bit.
 
-    Raises:
-        ValueError: if mu is negative.
-
     Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, eq. 2.
 
     Example:
@@ -110,9 +107,6 @@ class adaptive_proximal(Correction):
           and 1 on IID data.
         step: s, by which μ changes.
         patience: p.
-
-    Raises:
-        ValueError: if start is negative, step not positive or patience below 1.
 
     Source: Li et al. 2020 <https://arxiv.org/abs/1812.06127>, section 5.3, on the choice of μ.
 
@@ -187,9 +181,6 @@ class scaffold(Correction):
     Args:
         option: 1 costs a pass over the client's samples; 2 costs nothing.
 
-    Raises:
-        ValueError: if the option is neither.
-
     Source: Karimireddy et al. 2020 <https://arxiv.org/abs/1910.06378>, Algorithm 1.
 
     Example:
@@ -250,9 +241,6 @@ class dynamic(Correction):
 
     Args:
         alpha: α.
-
-    Raises:
-        ValueError: if alpha is not positive.
 
     Source: Acar et al. 2021 <https://arxiv.org/abs/2111.04263>, Algorithm 1.
 

@@ -39,9 +39,6 @@ class not_true_distillation(Part):
         beta: β; 0 changes nothing.
         temperature: τ.
 
-    Raises:
-        ValueError: if beta is negative or the temperature not positive.
-
     Source: Lee et al. 2022 <https://arxiv.org/abs/2106.03097>, section 4.
     """
 
@@ -91,9 +88,6 @@ class past_models(Shared):
     Args:
         buffer: M; the server keeps that many models, and their mean.
 
-    Raises:
-        ValueError: if buffer is not positive.
-
     Source: Yao et al. 2021 <https://arxiv.org/abs/2107.00051>.
 
     Example:
@@ -140,9 +134,6 @@ class teacher_distillation(Part):
         model: the model that trains.
         gamma: γ; 0 changes nothing.
         temperature: τ.
-
-    Raises:
-        ValueError: if gamma is negative or the temperature not positive.
 
     Source: Yao et al. 2021 <https://arxiv.org/abs/2107.00051>, as in its authors' code.
     """

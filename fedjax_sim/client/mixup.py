@@ -63,8 +63,8 @@ class peer_means(Part):
         mix_samples: M_k, the number of samples in a mean.
 
     Raises:
-        ValueError: if mix_samples is not positive; in the first step, if there is no other client,
-            or x is a pytree: masks and tokens have no mean.
+        ValueError: in the first step, if there is no other client, or x is a pytree: masks and
+            tokens have no mean.
 
     Example:
         >>> start = np.array([0, 2, 7])
@@ -123,7 +123,7 @@ class mixed_objective(ObjectiveWrapper):
         mix_ratio: λ; with 0 it is the objective itself.
 
     Raises:
-        ValueError: if mix_ratio is not in [0, 1); in the first step, if the minibatch has no peer.
+        ValueError: in the first step, if the minibatch has no peer.
 
     Source: Yoon et al. 2021 <https://arxiv.org/abs/2107.00233>, eq. 4.
     """

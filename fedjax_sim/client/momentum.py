@@ -41,9 +41,6 @@ class global_momentum(Correction):
     Args:
         beta: β, in [0, 1); 0 leaves the gradient as it is, bit for bit.
 
-    Raises:
-        ValueError: if beta is out of range.
-
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (MimeLite with
     momentum).
     """
@@ -103,7 +100,7 @@ class mime(Correction):
         beta: β, in [0, 1); 0 leaves variance-reduced SGD (SVRG, with the cohort as its sum).
 
     Raises:
-        ValueError: if beta is out of range. In training, if there was no exchange: outside a round.
+        ValueError: in training, if there was no exchange: outside a round.
 
     Source: Karimireddy et al. 2021 <https://arxiv.org/abs/2008.03606>, Algorithm 1 (Mime with
     momentum).
@@ -165,9 +162,6 @@ class client_momentum(Correction):
         alpha: α, in (0, 1]; 1 leaves the gradient as it is, bit for bit.
         lr: η of the clients' SGD.
         momentum: momentum of the clients' SGD.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Xu et al. 2021 <https://arxiv.org/abs/2106.10874>, Algorithm 1.
     """

@@ -30,9 +30,6 @@ class rotation(Part):
 
     Args:
         degrees: the largest angle.
-
-    Raises:
-        ValueError: if degrees is negative or not finite.
     """
 
     degrees: Finite
@@ -51,9 +48,6 @@ class perspective(Part):
     Args:
         tilt: g and h are uniform in -tilt to tilt; must be below 0.5, or the denominator can be 0
           in a corner.
-
-    Raises:
-        ValueError: if tilt is negative or not below 0.5.
     """
 
     tilt: Minority

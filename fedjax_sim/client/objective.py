@@ -66,9 +66,6 @@ class empirical_risk(Part):
         adjust: adjusts the logits before the loss, see :mod:`fedjax_sim.terms`; None: unchanged.
         term: is added to the loss, see there; None: no term.
 
-    Raises:
-        ValueError: if l2 is negative.
-
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, eq. 1; Xue et al. 2021
     <https://github.com/yxsub/RADFed>, the authors' code, for the norm (l2).
 

@@ -74,9 +74,6 @@ class class_outputs(Shared):
         model: the model that trains.
         classes: M.
 
-    Raises:
-        ValueError: if classes is not positive.
-
     Source: Jeong et al. 2018 <https://arxiv.org/abs/1811.11479>, Algorithm 1.
     """
 
@@ -111,9 +108,6 @@ class own_outputs(Memory):
     Args:
         model: the model that trains.
         classes: M.
-
-    Raises:
-        ValueError: if classes is not positive.
     """
 
     model: Model
@@ -142,8 +136,7 @@ class near_outputs(Part):
         gamma: γ; 0 changes nothing.
 
     Raises:
-        ValueError: if gamma is negative; in the first step, if the clients share no outputs or do
-            not remember their own.
+        ValueError: in the first step, if the clients share no outputs or do not remember theirs.
 
     Source: Jeong et al. 2018 <https://arxiv.org/abs/1811.11479>, Algorithm 1.
 
@@ -277,8 +270,7 @@ class near_prototypes(Part):
         lam: λ; 0 changes nothing.
 
     Raises:
-        ValueError: if lam is negative; in the first step, if the model has no features or the
-            clients share no prototypes.
+        ValueError: in the first step, if there are no features or the clients share no prototypes.
 
     Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, eq. 7 and 8; Tan 2022
     <https://github.com/yuetan031/FedProto>, the authors' code.

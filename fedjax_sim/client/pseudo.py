@@ -65,9 +65,6 @@ class pseudo_labels(_PseudoLabels):
         strong: A, a transform such as :class:`fedjax_sim.augment.altered`; None: x_i itself.
         weight: λ; 0 is the objective itself.
 
-    Raises:
-        ValueError: if the threshold is not in [0, 1] or the weight is negative.
-
     Source: Sohn, Berthelot, Li, Zhang, Carlini, Cubuk, Kurakin, Zhang, Raffel, "FixMatch:
     simplifying semi-supervised learning with consistency and confidence", NeurIPS 2020
     <https://arxiv.org/abs/2001.07685>, eq. 3 and 4.

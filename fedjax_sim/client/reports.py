@@ -53,9 +53,6 @@ class squared_gradient(Part):
           as in the second version's Algorithm 2, which needs the memory of B gradients. BatchNorm
           has no statistics of a single sample: use "minibatch" with it.
 
-    Raises:
-        ValueError: if batch_size or kind is out of range.
-
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, section III-B and Algorithm 2; Xue
     et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for minibatches.
 
@@ -107,9 +104,6 @@ class gradient_norm(squared_gradient):
         batch_size: B.
         kind: see :class:`squared_gradient`.
 
-    Raises:
-        ValueError: if batch_size or kind is out of range.
-
     Source: Rizk et al. 2020 <https://arxiv.org/abs/2012.07383>, whose optimal probabilities combine
     the variance of a client's gradients and the norm of their mean in this way.
     """
@@ -129,9 +123,6 @@ class mean_loss(Part):
     Args:
         objective: F.
         batch_size: B.
-
-    Raises:
-        ValueError: if batch_size is not positive.
 
     >>> def squared_error(params, state, batch, context):
     ...     return jnp.mean((params - batch.x) ** 2, where=batch.mask), state
@@ -156,9 +147,6 @@ class accuracy(Part):
     Args:
         model: has one logit per class, and is in evaluation mode.
         batch_size: B.
-
-    Raises:
-        ValueError: if batch_size is not positive.
     """
 
     model: Model

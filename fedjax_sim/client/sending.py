@@ -91,9 +91,6 @@ class relevant_only(Sending):
     Args:
         relevance: v, the fraction of signs that must agree; 0 withholds nothing.
 
-    Raises:
-        ValueError: if relevance is not in [0, 1].
-
     Source: Wang, Wang, Li 2019 <https://doi.org/10.1109/ICDCS.2019.00099>.
 
     >>> part = relevant_only(0.6)
@@ -155,9 +152,6 @@ class by_norm(Sending):
             clients send.
         iterations: computes p in so many rounds of sums that secure aggregation can compute (AOCS);
             a client sends two numbers in each. None: exactly, from one number of each client.
-
-    Raises:
-        ValueError: if a setting is out of range.
 
     Source: Chen et al. 2022 <https://arxiv.org/abs/2010.13723>, equation 7 and Algorithms 1 and 2;
     Chen et al. 2020 <https://github.com/SamuelHorvath/FL-optimal-client-sampling>, the authors'
@@ -252,9 +246,6 @@ class clip_norm(Sending):
 
     Args:
         limit: C.
-
-    Raises:
-        ValueError: if limit is not positive.
 
     Source: Sun et al. 2019 <https://arxiv.org/abs/1911.07963>, section 4.
 

@@ -62,9 +62,6 @@ class scaffnew(Correction):
         lr: γ of the clients' SGD.
         momentum: β of the clients' SGD, 0 in the paper.
 
-    Raises:
-        ValueError: if a setting is out of range.
-
     Source: Mishchenko et al. 2022 <https://arxiv.org/abs/2202.09357>, Algorithm 2.
 
     Example:
@@ -124,9 +121,6 @@ class geometric(DrawnSteps):
 
     Args:
         p: the probability that the coin comes up; the mean of T is 1/p.
-
-    Raises:
-        ValueError: if p is out of range.
 
     Source: Mishchenko et al. 2022 <https://arxiv.org/abs/2202.09357>, Algorithm 2.
 

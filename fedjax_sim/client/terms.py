@@ -85,9 +85,6 @@ class calibration(Part):
     Args:
         tau: τ; 0 changes nothing.
 
-    Raises:
-        ValueError: if tau is negative.
-
     Source: Zhang et al. 2022 <https://arxiv.org/abs/2209.00189>.
 
     Example:
@@ -118,9 +115,6 @@ class restricted(Part):
     Args:
         alpha: α; 1 changes nothing.
 
-    Raises:
-        ValueError: if alpha is out of range.
-
     Source: Li and Zhan 2021 <https://doi.org/10.1145/3447548.3467254>.
 
     Example:
@@ -150,9 +144,6 @@ class balanced(Part):
 
     Args:
         gamma: γ; 0 changes nothing.
-
-    Raises:
-        ValueError: if gamma is negative.
 
     Source: Chen and Chao 2022 <https://arxiv.org/abs/2107.00778>, section 4; Ren et al. 2020
     <https://arxiv.org/abs/2007.10740>.
@@ -191,8 +182,7 @@ class model_contrast(Part):
         temperature: τ.
 
     Raises:
-        ValueError: if the model has no features, mu is negative or the temperature not positive; in
-            the first step, if the client has no memory.
+        ValueError: if the model has no features; in the first step, if the client has no memory.
 
     Source: Li, He, Song 2021 <https://arxiv.org/abs/2103.16257>, section 3.3 and Algorithm 1.
     """
@@ -260,9 +250,6 @@ class sharpness_aware(ObjectiveWrapper):
         objective: F_b.
         rho: ρ, the distance; with 0 it is the objective itself.
 
-    Raises:
-        ValueError: if rho is negative.
-
     Source: Qu et al. 2022 <https://arxiv.org/abs/2206.02618>, Algorithm 1; Foret et al. 2021
     <https://arxiv.org/abs/2010.01412>, section 2.
     """
@@ -296,7 +283,7 @@ class estimated_sharpness(ObjectiveWrapper):
         rho: ρ, the distance; with 0 it is the objective itself.
 
     Raises:
-        ValueError: if rho is negative; in the first step, if the client has no memory.
+        ValueError: in the first step, if the client has no memory.
 
     Source: Fan et al. 2024 <https://arxiv.org/abs/2405.18890>, Algorithm 1.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -14,13 +15,10 @@ from fedjax_sim.base import (
     Aggregator,
     Array,
     ClientView,
-    Correction,
-    Leaves,
     LocalInfo,
     LocalUpdate,
     Need,
     PyTree,
-    SetupTrafficOf,
     Survey,
     Trained,
     Variables,
@@ -28,6 +26,15 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.engine.needs import MIRROR
 from fedjax_sim.engine.streams import Client, stream
+
+
+def _joined(name: str, join: Callable[[Iterable[Any]], Any]) -> Any:
+    """Returns the property of :class:`in_turn` that joins those of its local updates."""
+    return property(lambda self: join(getattr(local, name) for local in self.locals_))
+
+
+def _chained(lists: Iterable[Iterable[Any]]) -> tuple[Any, ...]:
+    return tuple(itertools.chain.from_iterable(lists))
 
 
 class in_turn(LocalUpdate):
@@ -62,13 +69,12 @@ class in_turn(LocalUpdate):
         if any(local.follow for local in locals_):
             raise ValueError(
                 "in_turn must be of local updates that share what their clients send: "
-                "client_momentum and past_models follow the server's step, which is of all of "
-                "them together"
+                "client_momentum and past_models follow the server's step, which is of all"
             )
         if any(local.survey for local in locals_):
             raise ValueError(
-                "in_turn must be of local updates without a survey: that of mime is of the model "
-                "that all clients have, which is another one in every turn but the first"
+                "in_turn must be of local updates without a survey: mime's is of the model that "
+                "all clients have"
             )
         if len(several := _clients(locals_)) > 1:
             raise ValueError(
@@ -140,49 +146,11 @@ class in_turn(LocalUpdate):
     def batch_size(self) -> int:
         return self.locals_[0].batch_size
 
-    @property
-    def peers(self) -> bool:
-        return any(local.peers for local in self.locals_)
-
-    @property
-    def corrections(self) -> Sequence[Correction]:
-        return tuple(d for local in self.locals_ for d in local.corrections)
-
-    @property
-    def response(self) -> Callable[[int], Sequence[float | Array]] | None:
-        return self.locals_[0].response if len(self.locals_) == 1 else None
-
-    @property
-    def fresh(self) -> bool:
-        return all(local.fresh for local in self.locals_)
-
-    @property
-    def stops(self) -> bool:
-        return all(local.stops for local in self.locals_)
-
-    @property
-    def known(self) -> bool:
-        return all(local.known for local in self.locals_)
-
-    @property
-    def trained(self) -> Leaves | None:
-        return self.locals_[0].trained if len(self.locals_) == 1 else None
-
-    @property
-    def moves_start(self) -> bool:
-        return len(self.locals_) > 1 or any(local.moves_start for local in self.locals_)
-
-    @property
-    def reflects(self) -> bool:
-        return any(local.reflects for local in self.locals_)
-
-    @property
-    def setup_traffic(self) -> SetupTrafficOf | None:
-        return next((u.setup_traffic for u in self.locals_ if u.setup_traffic), None)
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        return tuple(need for local in self.locals_ for need in local.needs)
+    moves_start = True
+    peers, reflects = _joined("peers", any), _joined("reflects", any)
+    fresh, stops, known = (_joined(name, all) for name in ("fresh", "stops", "known"))
+    corrections, needs = _joined("corrections", _chained), _joined("needs", _chained)
+    setup_traffic = _joined("setup_traffic", lambda of: next(filter(None, of), None))
 
 
 def _clients(locals_: Sequence[LocalUpdate]) -> set[int]:

@@ -29,7 +29,7 @@ KNOWN_VISITS = Need(
     "selection",
     "a selection that states how often it visits each client",
     lambda parts: parts.selection.expected_visits is not None,
-    "selection=uniform(), everyone(), poisson(m), with_replacement(p) or importance(score, "
+    "selection=uniform(), everyone(), poisson(m), with_replacement() or importance(score, "
     "exact=True)",
 )
 DIVIDED = (

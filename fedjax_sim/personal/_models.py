@@ -88,9 +88,6 @@ class ditto(Wrapper):
         local: trains w_k.
         lam: λ, the pull towards the shared model; 0 trains v_k alone.
 
-    Raises:
-        ValueError: if lam is negative.
-
     Source: Li et al. 2021 <https://arxiv.org/abs/2012.04221>, Algorithm 1.
 
     Example:
@@ -181,9 +178,6 @@ class interpolated(Companion):
         objective: F_b.
         alpha: α, in [0, 1], or the first α_k; 0 is the shared model, 1 the client's own model.
         learned: whether every client learns its α_k.
-
-    Raises:
-        ValueError: if alpha is out of range.
 
     Source: Deng et al. 2020 <https://arxiv.org/abs/2003.13461>, Algorithm 1; Haddadpour et al. 2020
     <https://github.com/MLOPTPSU/FedTorch>, the authors' code.

@@ -71,9 +71,6 @@ class adaptive_start(Wrapper):
         mix_lr: η_W.
         mix_share: the fraction of the samples, at least one sample.
 
-    Raises:
-        ValueError: if mix_lr is negative or mix_share is not in (0, 1].
-
     Source: Zhang et al. 2023 <https://arxiv.org/abs/2212.01197>, Algorithm 1; Zhang 2023
     <https://github.com/TsingZ0/FedALA>, the authors' code.
     """

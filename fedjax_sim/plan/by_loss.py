@@ -55,7 +55,7 @@ class power_of_choice(Selection):
             reported losses.
 
     Raises:
-        ValueError: if candidates is below 1; in the first round, if there are more slots.
+        ValueError: in the first round, if there are more slots.
 
     Source: Cho et al. 2022 <https://arxiv.org/abs/2010.01243>, section 4: π_pow-d, and π_rpow-d
     by what is known.
@@ -159,9 +159,6 @@ class guided(ByClock):
         step: Δ.
         window: W.
 
-    Raises:
-        ValueError: if a number is out of range.
-
     Source: Lai et al. 2021 <https://arxiv.org/abs/2010.06081>, Algorithm 1; Lai 2021
     <https://github.com/SymbioticLab/Oort>, the authors' code, for the scale of u and T as a
     quantile. Their code can also leave out clients that were drawn often.
@@ -222,11 +219,6 @@ class guided(ByClock):
         return cohort, state._replace(round=turn)
 
     def update(self, state: Visited, client: Array, info: LocalInfo) -> Visited:
-        if "utility" not in info.extra:
-            raise ValueError(
-                "local must report its clients' utility: wrap it by reports.with_utility; it "
-                f"reports {list(info.extra) or 'nothing'}"
-            )
         utility = info.extra["utility"]
         total = jnp.sum(jnp.where(client < len(state.last), utility, 0))
         return state._replace(

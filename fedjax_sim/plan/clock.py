@@ -168,12 +168,10 @@ class traced(_Rounds):
 
     file: str | Path
     _: dataclasses.KW_ONLY
-    period: int | None = None
+    period: Count | None = None
     trace: Trace = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        if self.period is not None and not 1 <= self.period < 2**31:
-            raise ValueError(f"period must be a whole number of seconds from 1, got {self.period}")
         object.__setattr__(self, "trace", read(self.file, self.period))
         super().__post_init__()
 

@@ -69,9 +69,6 @@ class delayed(Flight):
         apart: whether each slot is a group of its own, so that no other slot visits its clients.
         round_factor: see :class:`every_round`.
 
-    Raises:
-        ValueError: if rounds is below 1.
-
     >>> [delayed(3).due(jnp.int32(t), 1).tolist() for t in range(4)]
     [[False], [False], [True], [False]]
     """
@@ -108,8 +105,7 @@ class staggered(Flight):
         round_factor: see :class:`every_round`.
 
     Raises:
-        ValueError: if phases is below 1; when it is composed, if the slots cannot be divided into
-            that many equal groups.
+        ValueError: when it is composed, if the slots cannot be divided into equal groups.
 
     >>> [staggered(2).due(jnp.int32(t), 4).tolist() for t in range(2)]
     [[True, True, False, False], [False, False, True, True]]

@@ -200,9 +200,6 @@ class learned(LearnedRedistribution):
             left out of each.
         lr: η; 0 moves no model.
 
-    Raises:
-        ValueError: if a number is out of range.
-
     Source: Zantedeschi, Bellet, Tommasi 2020 <https://arxiv.org/abs/1901.08460>, equation 1; its
     authors' code 2020 <https://github.com/vzantedeschi/Dada>.
     """

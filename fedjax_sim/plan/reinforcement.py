@@ -126,8 +126,8 @@ class deep_q(Selection):
         network: the initial θ; None: random, the same in all runs.
 
     Raises:
-        ValueError: if a number is out of range; when the state is initialised, if the network has
-            other numbers of inputs and outputs, or the replay memory is larger than this machine's.
+        ValueError: when the state is initialised, if the network has other numbers of inputs and
+            outputs, or the replay memory is larger than this machine's.
 
     Source: Wang et al. 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>, sections III and
     IV.

@@ -102,7 +102,7 @@ class within_deadline(ByClock):
             clients if there are fewer.
 
     Raises:
-        ValueError: if candidates is below 1; in the first round, if there are more slots.
+        ValueError: in the first round, if there are more slots.
 
     Source: Nishio, Yonetani 2019 <https://arxiv.org/abs/1804.08333>, section IV.
     """
@@ -183,8 +183,7 @@ class tiers(ByClock):
         evaluated: the number of clients that are asked, drawn uniformly; None for all.
 
     Raises:
-        ValueError: if a number is below 1; when the state is initialised, if there are fewer
-            clients than tiers.
+        ValueError: when the state is initialised, if there are fewer clients than tiers.
 
     Source: Chai et al. 2020 <https://arxiv.org/abs/2001.09249>, Algorithm 2; the authors measure
     the seconds in rounds of training before the first, which count as a model to every client and

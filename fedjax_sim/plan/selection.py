@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -68,7 +67,7 @@ class uniform(Selection):
             None: all slots.
 
     Raises:
-        ValueError: if active is out of range, or given for sticky slots.
+        ValueError: if active is given for sticky slots, or more than the slots.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1; Xue et al. 2021
     <https://arxiv.org/abs/2108.07433>, section III-A (active).
@@ -150,13 +149,6 @@ class with_replacement(Selection):
     :class:`fedjax_sim.weighting.unbiased` it is the mean over all clients. A client that is drawn
     twice sends the same update twice: in the mean, the traffic and the time.
 
-    Args:
-        p: the probability of each client; None: :math:`n_k / n`.
-
-    Raises:
-        ValueError: if a probability is not in (0, 1], or they do not sum to 1; in the first round,
-            if there is not one for each client.
-
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
     Algorithm 2.
 
@@ -166,45 +158,18 @@ class with_replacement(Selection):
     [2, 2, 2, 2, 2]
     """
 
-    p: tuple[float, ...] | None = None
-
     repeats = True
     needs = (EQUAL_OR_UNBIASED,)
 
-    def __post_init__(self) -> None:
-        if self.p is None:
-            return
-        if np.ndim(self.p) != 1:
-            raise ValueError(f"p must be a list of a probability for each client, got {self.p}")
-        total = math.fsum(self.p)
-        if not all(0 < p <= 1 for p in self.p) or not math.isclose(total, 1, rel_tol=1e-6):
-            raise ValueError(
-                f"p must be in (0, 1] and sum to 1, got {min(self.p, default=0)} to "
-                f"{max(self.p, default=0)} with sum {total:g}"
-            )
-
     def expected_visits(self, state: PyTree, data: ClientData, slots: int) -> Array:
-        if self.p is not None:
-            return slots * self._chances(data)
         ends = list_ends(data)
         total = (ends[-1] - ends[0]).astype(jnp.float32)
         return slots / total * jnp.diff(ends).astype(jnp.float32)
-
-    def _chances(self, data: ClientData) -> Array:
-        p = jnp.asarray(self.p, jnp.float32)
-        if len(p) != data.clients:
-            raise ValueError(f"p must be of the {data.clients} clients, got {len(p)} probabilities")
-        return p
 
     def draw(
         self, key: Array, state: PyTree, data: ClientData, clients: Array, free: Array,
         visits: Array
     ) -> tuple[Array, PyTree]:  # fmt: skip
-        if self.p is not None:
-            ends = jnp.cumsum(self._chances(data))
-            point = ends[-1] * jax.random.uniform(key, free.shape, jnp.float32)
-            drawn = jnp.searchsorted(ends, point, side="right").astype(jnp.int32)
-            return jnp.minimum(drawn, data.clients - 1), state
         start = list_ends(data)
         sample = jax.random.randint(key, (len(free),), start[0], start[-1], jnp.int32)
         return jnp.searchsorted(start, sample, side="right").astype(jnp.int32) - 1, state
@@ -236,9 +201,6 @@ class importance(Selection):
             are known.
         active: see :func:`uniform`.
         exact: draws with stated probabilities (systematic sampling).
-
-    Raises:
-        ValueError: if gamma, initial or active is out of range.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 2 of either version; Xue
     et al. 2021 <https://github.com/yxsub/RADFed>, the authors' code, for the first pass; Kool et
@@ -301,11 +263,6 @@ class importance(Selection):
         return inclusion(jnp.maximum(p, np.finfo(p.dtype).tiny), count)
 
     def update(self, p: Array, client: Array, info: LocalInfo) -> Array:
-        if "importance" not in info.extra:
-            raise ValueError(
-                "local must report its clients' importance: wrap it by "
-                f"reports.with_importance; it reports {list(info.extra) or 'nothing'}"
-            )
         new = (1 - self.gamma) * p[client] + self.gamma * info.extra["importance"]
         return p.at[client].set(new, mode="drop")  # client N has no row
 
