@@ -135,7 +135,6 @@ WITHOUT_EFFECT = {
     "robust --mixing nearest --bucket-size 3": (
         "robust: --bucket-size is for --mixing buckets, not nearest"
     ),
-    "fedavg --delta 0.01": "--delta is for dp_fedavg, dp_ftrl and dp_sgd, not fedavg",
     "fedavg --standardise global": "--standardise global is for --split clients or holdout",
     "fedavg --share-alpha 0.5": "--share-alpha is for --share-beta",
 }

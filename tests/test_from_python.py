@@ -318,7 +318,6 @@ def test_runs_of_one_seed_are_its_folds(results: dict[str, fs.Result], tmp_path:
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "range": ({"rounds": 0}, "^rounds: must be a whole number at least 1, got '0'"),
     "unknown": ({"momentun": 0.9}, "^unrecognized arguments: momentun=0.9"),
-    "of another": ({"delta": 0.1}, "^delta is for dp_fedavg, dp_ftrl and dp_sgd"),
     "data": ({"clients": 12, "clients_per_round": 13}, r"^clients_per_round must be in 1\.\.12"),
     "process": ({"dry_run": True}, "^dry_run is for the command alone"),
     "kind": ({"model": len}, "^model must be a text, a number, a bool or a list of texts"),
