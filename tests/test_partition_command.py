@@ -270,14 +270,6 @@ def test_used_folder_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [p.name for p in tmp_path.iterdir()] == ["old.txt"]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_empty_folder_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    run(tmp_path / "run", *BASE)
-    assert (tmp_path / "run" / "seed0.npz").exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["run"]
-
-
 def test_default_folder_is_new_and_named_after_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.cli.written import read
 from fedjax_sim.data.targets import strata
-from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.partition import emd, label_table
 from fedjax_sim.run import Result
 from fedjax_sim.run.provenance import Privacy
 
@@ -205,19 +205,5 @@ def _prepared(setup: Setup) -> str:
         for p in trained
     ]
     copied = float(np.mean([np.mean(p.index >= len(data.y)) for p in trained]))
-    shared = float(np.mean([_common(p, len(data.y)) for p in trained]))
-    lacking = np.mean([np.sum(t == 0) for t in tables])
     reached = np.mean([emd(t) for t in tables])
-    lines = [
-        f"\nclients train at EMD {reached:.2f}: {percent(copied)} of their samples are copies, "
-        f"{percent(shared)} are shared",
-        f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
-        "seeds)",
-    ]
-    return "\n".join(lines)
-
-
-def _common(partition: Partition, samples: int) -> float:
-    """Returns the share of the clients' samples that another client has too."""
-    own = partition.index[partition.index < samples]
-    return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))
+    return f"\nclients train at EMD {reached:.2f}: {percent(copied)} of their samples are copies"
