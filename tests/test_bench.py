@@ -342,10 +342,7 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert all(f"python -m fedjax_sim.{name} " in shown for name in DOORS)
     assert door.main(["--algo", "fedavg"]) == 2
-    assert capsys.readouterr().err == (
-        "fedjax_sim: error: --algo is for a command: one of "
-        f"{', '.join(f'fedjax_sim.{name}' for name in DOORS)}\n"
-    )
+    assert "--algo fedavg: name a command, such as fedjax_sim.bench\n" in capsys.readouterr().err
 
 
 BAD = {
