@@ -170,8 +170,6 @@ def _parts(results: Any) -> list[_Part]:
         check_named(results)
         return [_Part(name, None, {name: result}) for name, result in results.items()]
     for column, part in results.items():
-        if not isinstance(column, str):
-            raise ValueError(f"results must have texts for columns, got {column!r}: use '{column}'")
         try:
             check_named(part)
             check_alike(part)
