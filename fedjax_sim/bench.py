@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None, watch: Watch = bar) -> int:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {plain(error)}", 2)
-        if folder is not None and not config.machine.json:
+        if folder is not None:
             print(setup.about.text(), flush=True)
         try:
             with warnings_in_a_line(PROGRAM):

@@ -244,8 +244,6 @@ def test_a_command_goes_on_or_says_that_it_is_done(
     monkeypatch.setattr(running, "draw_clients", lambda *args: None)
     assert bench_main(run, "--or-resume") == 0
     assert capsys.readouterr() == (f"done before: {run}\n", "")
-    assert bench_main(run, "--or-resume", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["folder"] == str(run)
     assert bench_main(run, "--or-resume", "--lr", "0.3") == 2
     assert "--lr is 0.3, and 0.02 in the run in" in capsys.readouterr().err
     assert bench_main(run, "--or-resume", "--rounds", "5") == 0

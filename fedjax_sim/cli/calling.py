@@ -24,7 +24,7 @@ from fedjax_sim.run.progress import is_watched
 
 PROGRAM = "fedjax_sim.bench"
 
-ELSEWHERE = {"help", "version", "list", "json", "dry_run", "distributed"}
+ELSEWHERE = {"help", "version", "list", "dry_run", "distributed"}
 """Flags that print, or that belong to a process of its own."""
 
 SWITCHES = {

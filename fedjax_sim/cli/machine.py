@@ -121,7 +121,6 @@ class Machine(Group):
         "the last one: for load_run(DIR).variables(NAME, at=...)",
         place=True,
     )
-    json: bool = setting(False, "print summary.json instead of tables", place=True)
     sink: str | None = setting(
         None,
         lambda: "send the scores of every evaluation to a tracker as well: one of "

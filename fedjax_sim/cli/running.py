@@ -15,7 +15,7 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import default_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
+from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.processes import agreed
@@ -140,8 +140,7 @@ def finished(config: Config, folder: Path) -> int | None:
     found, rounds = read_summary(folder), written(folder)["rounds"]
     if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
         return None
-    told = {**found, "folder": str(folder)}
-    print(as_json(told) if config.machine.json else f"done before: {folder}")
+    print(f"done before: {folder}")
     return int(any("diverged" in found[name] for name in config.algorithms))
 
 
@@ -213,12 +212,8 @@ def run(
 
 
 def show_outcome(outcome: Outcome, config: Config, setup: Setup, folder: Path) -> None:
-    """Prints the tables of a run, or its summary for scripts, and the folder."""
-    if not outcome.results:
-        return
-    if config.machine.json:
-        print(as_json({**outcome.summaries, **outcome.common, "folder": str(folder)}))
-    else:
+    """Prints the tables of a run, and the folder."""
+    if outcome.results:
         show(config, setup, outcome.summaries)
         print(f"\nrecords and pictures: {folder}")
 
