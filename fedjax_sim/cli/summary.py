@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -139,10 +139,6 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     for told, names in by_default.items():
         if told:
             print(f"\n{', '.join(names)}: {told} by default, as clients take plain steps of SGD")
-    mean = setup.problem.test.clients
-    scored = [n for s in summaries.values() for n in s.get("scored_clients_per_run", ())]
-    if min(scored, default=mean) < mean:
-        print(f"\nmeans over clients: of {mean}, {_extent(scored)} have a score")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
@@ -184,15 +180,6 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         yield timing.describe(s)
     if "rounds_planned" in s:
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
-
-
-def _extent(counts: Sequence[int]) -> str:
-    """Writes the smallest and the largest number.
-
-    >>> _extent([22, 21, 22]), _extent([3, 3])
-    ('21 to 22', '3')
-    """
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def _prepared(setup: Setup) -> str:
