@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -13,7 +14,7 @@ from fedjax_sim.base import LocalUpdate, origin_of, shown, written_arguments
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.flags import documented, flag
 from fedjax_sim.cli.making import make
-from fedjax_sim.cli.parts import public_names
+from fedjax_sim.cli.parts import MODULES, parts_in
 from fedjax_sim.client.local import local_sgd
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.round import Algorithm
@@ -121,10 +122,16 @@ def written(value: Any) -> str:
         return shown(value)
     if _is_plain(value):
         return "objective"
-    name = public_names().get(origin.factory, origin.name)
+    name = _public_names().get(origin.factory, origin.name)
     if isinstance(value, types.FunctionType) and "origin" not in vars(value):
         return name
     return f"{name}({', '.join(written_arguments(origin, written))})"
+
+
+@functools.cache
+def _public_names() -> dict[Any, str]:
+    """Returns where users find each part, by the part."""
+    return {value: f"{module}.{name}" for module in MODULES for name, value in parts_in(module)}
 
 
 def _others(parameter: inspect.Parameter) -> list[Any]:

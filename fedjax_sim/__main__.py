@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from fedjax_sim.cli.commands import complain, enter
@@ -27,14 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 2 for any argument but ``--help`` and ``--version``.
     """
-    argv = sys.argv[1:] if argv is None else argv
     parser = Parser(prog=f"python -m {PROGRAM}", add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
-    _, others = parser.parse_known_args(argv)
-    if others:
-        names = ", ".join(line.split()[2] for line in COMMANDS.splitlines()[:4])
-        message = f"error: {others[0]} is for a command: one of {names}"
-        return complain(PROGRAM, message, 2)
+    try:
+        parser.parse_args(argv)
+    except ValueError as error:
+        return complain(PROGRAM, f"error: {error}: name a command, such as fedjax_sim.bench", 2)
     print(COMMANDS)
     return 0
 

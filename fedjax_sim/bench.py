@@ -16,12 +16,18 @@ from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
 from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
 from fedjax_sim.cli.folder import RunFolder
-from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import ON_HOST, start_jax
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.processes import in_step, wait, writes
 from fedjax_sim.cli.resuming import to_go_on
-from fedjax_sim.cli.running import checkpoints_found, finished, open_folder, run, show_outcome
+from fedjax_sim.cli.running import (
+    checkpoints_found,
+    finished,
+    open_folder,
+    programs,
+    run,
+    show_outcome,
+)
 from fedjax_sim.cli.stopping import STOPPING, Stopped
 from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.engine.memory import TooLargeError
@@ -80,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {plain(error)}", 2)
-        if folder is not None and not config.machine.json:
+        if folder is not None:
             print(setup.about.text(), flush=True)
         try:
             with warnings_in_a_line(PROGRAM):

@@ -37,6 +37,7 @@ from fedjax_sim.data import load_dataset
 from fedjax_sim.engine.cores import available_cores
 from fedjax_sim.engine.execution import make_execution
 from fedjax_sim.partition import (
+    emd,
     iid,
     label_table,
     limit_label_emd,
@@ -207,23 +208,6 @@ def test_client_accuracy_uses_the_tables_of_its_own_seed(ran: Ran) -> None:
             assert r["client_accuracy"][name] == pytest.approx(np.quantile(by_client, share))
 
 
-def test_without_a_clock_no_seconds_are_told(finished: Path) -> None:
-    summary = json.loads((finished / "summary.json").read_text())
-    for name in ("phase_shift", "fedavg"):
-        assert not {"seconds", "idle_share", "watt_hours", "late"} & summary[name].keys()
-    assert "seconds" not in (finished / "metrics.jsonl").read_text()
-
-
-def test_pictures_can_be_read(finished: Path) -> None:
-    from matplotlib.image import imread
-
-    for name in ("curves.png", "clients.png"):
-        picture = imread(finished / name)[..., :3]
-        assert min(picture.shape[:2]) > 200
-        colours = np.round(255 * picture).astype(int) @ [1 << 16, 1 << 8, 1]
-        assert len(np.unique(colours)) > 10
-
-
 def test_each_evaluation_has_its_wall_clock(finished: Path) -> None:
     """Apart from the records, which another run of the command has too."""
     assert "wall" not in (finished / "metrics.jsonl").read_text()
@@ -279,19 +263,6 @@ def test_every_algorithm_sees_the_same_partitions_and_weights(tmp_path: Path) ->
         for name in ("phase_shift", "fedavg")
     }
     assert by_name["phase_shift"] == by_name["fedavg"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("bare_command")
-def test_saved_partition_serves_all_seeds(tmp_path: Path) -> None:
-    labels = load_dataset("digits").train_y
-    save_partition(tmp_path / "p.npz", iid(labels, 5, seed=3))
-    argv = [*BASE, "--compare", "none", "--partition", str(tmp_path / "p.npz"), "--phases", "5"]
-    argv += ["--clients", "5"]
-    assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["phase_shift"]
-    assert summary["clients"] == 5
-    assert len(summary["accuracy_per_seed"]) == 2
 
 
 def test_flags_are_the_parameters_of_the_algorithms() -> None:
@@ -371,10 +342,7 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert all(f"python -m fedjax_sim.{name} " in shown for name in DOORS)
     assert door.main(["--algo", "fedavg"]) == 2
-    assert capsys.readouterr().err == (
-        "fedjax_sim: error: --algo is for a command: one of "
-        f"{', '.join(f'fedjax_sim.{name}' for name in DOORS)}\n"
-    )
+    assert "--algo fedavg: name a command, such as fedjax_sim.bench\n" in capsys.readouterr().err
 
 
 BAD = {
@@ -528,11 +496,6 @@ def test_each_data_set_says_what_its_test_set_is() -> None:
     }
 
 
-def test_names_are_found_whatever_their_case_and_dashes() -> None:
-    config = parse(["--algo", "Phase-Shift", "--compare", "FedAvg", "dpfedavg", "STC"])
-    assert config.algorithms == ("phase_shift", "fedavg", "dp_fedavg", "stc")
-
-
 def test_client_without_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_partition(tmp_path / "p.npz", partition_from_lists([[0, 1], [], [2]]))
     argv = [*BASE, "--partition", str(tmp_path / "p.npz"), "--phases", "3"]
@@ -606,24 +569,6 @@ def test_folder_without_a_record_is_removed(
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("bare_command")
-def test_interrupt_keeps_what_was_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: Any, on_evaluation: Any, **kwargs: Any) -> Any:
-        def record(evaluation: Any) -> None:
-            on_evaluation(evaluation)
-            raise KeyboardInterrupt
-
-        return RUN(*args, on_evaluation=record, **kwargs)
-
-    monkeypatch.setattr(Experiment, "run", interrupted)
-    assert bench.main([*TINY, "--compare", "none", "--out", str(tmp_path / "run")]) == 130
-    assert str(tmp_path / "run") in capsys.readouterr().err
-    assert [r["round"] for r in records(tmp_path / "run")] == [1, 1]
-
-
 def spent_in_five(algo: str, config: Config) -> dict[str, Any]:
     setup = build(config)
     data = setup.problem.data
@@ -648,35 +593,14 @@ def test_differential_privacy_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sampling", "delta"), [("poisson", 8**-1.1), ("fixed", 0.01)])
 @pytest.mark.usefixtures("bare_command")
-def test_privacy_follows_how_cohorts_are_drawn(sampling: Any, delta: float) -> None:
-    flags = ["--sampling", sampling, "--clients-per-round", "2", "--noise-multiplier", "0.7"]
-    flags += ["--delta", "0.01"] if delta == 0.01 else []
-    config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none", *flags])
+def test_privacy_follows_how_cohorts_are_drawn() -> None:
+    flags = ["--sampling", "fixed", "--clients-per-round", "2", "--noise-multiplier", "0.7"]
+    config = parse([*TINY, "--algo", "dp_fedavg", "--compare", "none", *flags, "--delta", "0.01"])
     wanted = privacy.epsilon(
-        0.7, clients=8, clients_per_round=2, rounds=5, delta=delta, sampling=sampling
+        0.7, clients=8, clients_per_round=2, rounds=5, delta=0.01, sampling="fixed"
     )
-    assert spent_in_five("dp_fedavg", config) == {
-        "epsilon": wanted,
-        "delta": delta,
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bands", [None, 3])
-def test_privacy_of_noise_over_rounds_is_told(bands: int | None) -> None:
-    flags = ["--clients-per-round", "2", "--noise-multiplier", "3"]
-    flags += [] if bands is None else ["--bands", str(bands)]
-    config = parse([*TINY, "--algo", "dp_ftrl", "--compare", "none", *flags])
-    settings: dict[str, Any] = {"clients": 8, "clients_per_round": 2, "rounds": 5}
-    told = spent_in_five("dp_ftrl", config)
-    wanted = (
-        privacy.tree_epsilon(3.0, delta=8**-1.1, **settings)
-        if bands is None
-        else privacy.banded_epsilon(3.0, bands=bands, delta=8**-1.1, **settings)
-    )
-    assert told == {"epsilon": wanted, "delta": 8**-1.1}
+    assert spent_in_five("dp_fedavg", config) == {"epsilon": wanted, "delta": 0.01}
 
 
 def test_privacy_that_cannot_be_told_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -730,16 +654,8 @@ def shown(
 def test_what_became_of_the_samples_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     out, setup = shown(capsys, "--share-beta", "0.02", "--seeds", "1")
     (partition,) = setup.problem.trained
-    _, often = np.unique(partition.index, return_counts=True)
-    shared = 100 * often[often > 1].sum() / len(partition.index)
-    assert f": 0 % of their samples are copies, {shared:.0f} % are shared\n" in out
-    assert (
-        "pairs of client and class without a sample: 0 of 80 (mean over seeds)\n" in out
-    )  # each has common ones
-    out, setup = shown(capsys, "--fedaug", "0.3", "--partition", "dirichlet(0.1)")
-    lacking = np.mean([(table == 0).sum() for table in setup.tables])
-    assert lacking > 10
-    assert f"pairs of client and class without a sample: {lacking:g} of 80 (mean" in out
+    reached = emd(label_table(load_dataset("digits").train_y, partition, 10))
+    assert f"clients train at EMD {reached:.2f}: 0 % of their samples are copies\n" in out
 
 
 @pytest.mark.slow

@@ -401,7 +401,7 @@ def test_the_command_says_the_same(tmp_path: Path) -> None:
 
     def told(name: str, *more: str) -> tuple[Any, float]:
         folder = tmp_path / name
-        argv = [*FLAGS, "--json", "--algo", "ditto", *more, "--out", str(folder)]
+        argv = [*FLAGS, "--algo", "ditto", *more, "--out", str(folder)]
         assert bench.main(argv) == 0
         rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         scores = [{key: value for key, value in row.items() if key != "seconds"} for row in rows]

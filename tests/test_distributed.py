@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ import pytest
 from several import trained
 
 from fedjax_sim import bench
-from fedjax_sim.cli.processes import _digest, join, meeting
+from fedjax_sim.cli.processes import _digest
 
 METHODS = ("phase_shift", "ditto", "fedadam")
 """The command below runs radfed; of the others tests/test_methods.py asks that no sum is left to
@@ -100,25 +100,6 @@ def test_wrong_forms_are_refused_in_one_line(
         "fedjax_sim.bench: error: --distributed: must be auto or HOST:PORT,PROCESSES,INDEX with an "
         f"index from 0 below the number of processes, as in localhost:1234,2,0, got {given!r}\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("host", "bound"),
-    [("localhost", True), ("127.0.0.1", True), ("[::1]", True), ("10.0.0.1", False), ("a", False)],
-)
-def test_a_service_for_this_host_alone_listens_on_it_alone(
-    host: str, bound: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
-
-    def initialize(*where: Any, **settings: Any) -> None:
-        given.update(settings)
-        raise ValueError("enough.")
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    with pytest.raises(ValueError, match=r"--distributed: enough$"):
-        join(meeting(f"{host}:1234,2,0"))
-    assert given["coordinator_bind_address"] == (f"{host}:1234" if bound else None)
 
 
 def test_fingerprint_tells_flags_and_samples_apart() -> None:

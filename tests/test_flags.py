@@ -135,7 +135,6 @@ WITHOUT_EFFECT = {
     "robust --mixing nearest --bucket-size 3": (
         "robust: --bucket-size is for --mixing buckets, not nearest"
     ),
-    "fedavg --delta 0.01": "--delta is for dp_fedavg, dp_ftrl and dp_sgd, not fedavg",
     "fedavg --standardise global": "--standardise global is for --split clients or holdout",
     "fedavg --share-alpha 0.5": "--share-alpha is for --share-beta",
 }
@@ -153,7 +152,7 @@ NO_VALUE = {
     "--aggregator foo(2)": "--aggregator: 'foo' is no aggregator; use one of caf, ",
     "--clock foo": "--clock: foo: 'foo' is no clock; use one of constant(seconds), ",
     "--sink foo": "--sink: 'foo' is no sink; use one of tensorboard, wandb, ",
-    "--model mpl": "--model: 'mpl' is no model; did you mean mlp? use one of logistic, ",
+    "--model mpl": "--model: 'mpl' is no model; did you mean mlp?",
     "--share-beta 0.1 --share-alpha 2": "--share-alpha: must be a number above 0 and at most 1,",
     "--partition dirichlet(alpa=1)": (
         "--partition: sampler must be the text of one, got 'dirichlet(alpa=1)'; alpa is not an "

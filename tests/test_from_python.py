@@ -219,8 +219,8 @@ def test_results_of_other_clients_are_not_compared(
     fewer = dataclasses.replace(other, evaluations=[])
     for wrong, message in (
         ({}, "results must be results by name"),
-        ({"a": 1}, "results must have a Result by each name, got 1 as 'a'"),
-        ({"a": fewer}, "results must have an evaluation each, and a has none"),
+        ({"a": 1}, "a must be a Result with an evaluation, got 1"),
+        ({"a": fewer}, "a must be a Result with an evaluation"),
     ):
         with pytest.raises(ValueError, match=message):
             fs.compare(wrong)  # type: ignore[arg-type]
@@ -250,7 +250,6 @@ def test_results_by_column_are_a_table_of_methods_by_columns(
     for wrong, message in (
         ({"a": first | {"x": half[NAMES[1]]}}, "^column 'a': .* another seeds .* in a column of"),
         ({"a": first, "b": results[NAMES[0]]}, "^column 'b': results must be results by name"),
-        ({0.1: first}, "^results must have texts for columns, got 0.1: use '0.1'"),
         ({"a": first, "b": {}}, "^column 'b': results must be results by name"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -317,7 +316,6 @@ def test_runs_of_one_seed_are_its_folds(results: dict[str, fs.Result], tmp_path:
 WRONG: Mapping[str, tuple[dict[str, Any], str]] = {
     "range": ({"rounds": 0}, "^rounds: must be a whole number at least 1, got '0'"),
     "unknown": ({"momentun": 0.9}, "^unrecognized arguments: momentun=0.9"),
-    "of another": ({"delta": 0.1}, "^delta is for dp_fedavg, dp_ftrl and dp_sgd"),
     "data": ({"clients": 12, "clients_per_round": 13}, r"^clients_per_round must be in 1\.\.12"),
     "process": ({"dry_run": True}, "^dry_run is for the command alone"),
     "kind": ({"model": len}, "^model must be a text, a number, a bool or a list of texts"),

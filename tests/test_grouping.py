@@ -17,8 +17,8 @@ import fedjax_sim as fs
 from fedjax_sim import bench
 from fedjax_sim.cli import running
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.parser import parse
+from fedjax_sim.cli.running import programs
 from fedjax_sim.engine.memory import TooLargeError
 
 FLAGS = "--rounds 2 --clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3"

@@ -19,7 +19,7 @@ from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target, screened
 from fedjax_sim.cli.flags import flagged, flagging, naming
-from fedjax_sim.cli.machine import ON_HOST, Machine, execution_of
+from fedjax_sim.cli.machine import ON_HOST
 from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.preparing import augmentations, without_labels
@@ -36,7 +36,7 @@ from fedjax_sim.cli.written import read
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
-from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
 from fedjax_sim.models.factories import model_of, with_settings
 from fedjax_sim.partition import Partition, label_table
@@ -106,11 +106,16 @@ class Setup:
 def build(config: Config) -> Setup:
     """Builds and checks everything that the run needs."""
     experiment, training = config.experiment, config.training
-    try:
-        execution = execution_of(config.machine)
-    except (ValueError, ImportError) as error:
-        raise flagged(error, [field.name for field in dataclasses.fields(Machine)]) from error
     machine, split = config.machine, config.scores.split
+    with flagging("devices", "chunk", "lanes", *ON_HOST, "model_devices"):
+        execution = make_execution(
+            machine.devices,
+            machine.chunk,
+            lanes=machine.lanes,
+            samples_mb=machine.samples_mb,
+            client_state_mb=machine.client_state_mb,
+            model_devices=machine.model_devices,
+        )
     with downloading(not machine.dry_run and machine.resume is None):
         loaded = experiment.load()
     natural = dealing.takes_owners(experiment.partition, loaded)

@@ -14,10 +14,9 @@ from typing import Any
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.flags import flag
-from fedjax_sim.cli.grouping import programs
 from fedjax_sim.cli.machine import start_jax
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.running import open_folder, run
+from fedjax_sim.cli.running import open_folder, programs, run
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.run import DivergedError, Result
@@ -25,7 +24,7 @@ from fedjax_sim.run.progress import is_watched
 
 PROGRAM = "fedjax_sim.bench"
 
-ELSEWHERE = {"help", "version", "list", "json", "dry_run", "distributed"}
+ELSEWHERE = {"help", "version", "list", "dry_run", "distributed"}
 """Flags that print, or that belong to a process of its own."""
 
 SWITCHES = {

@@ -55,8 +55,12 @@ class Source(Group):
     def load(self) -> Dataset:
         """Loads the data set."""
         key, load = parse_dataset(self.dataset)
-        with naming_errors(f"--dataset {self.dataset}", DATASETS.is_foreign(key)):
+        try:
             return load(self.data_dir)
+        except Exception as error:  # a user's function may raise anything
+            if not DATASETS.is_foreign(key):
+                raise
+            raise ValueError(f"--dataset {self.dataset}: {error_text(error)}") from error
 
 
 def sampler_forms() -> str:
@@ -78,20 +82,6 @@ BY_EMD = (
     lambda text: f"emd({number(float, above=0)(text):g})",
 )
 """The flag that stands for the sampler ``emd``."""
-
-
-@contextmanager
-def naming_errors(given: str, foreign: bool) -> Iterator[None]:
-    """Turns what a user's code raises into a ValueError of one line that begins with ``given``.
-
-    Exceptions of ours stay as they are.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not foreign:
-            raise
-        raise ValueError(f"{given}: {error_text(error)}") from error
 
 
 def default_folder(dataset: str, what: str) -> Path:

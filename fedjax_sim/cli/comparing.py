@@ -7,7 +7,7 @@ import io
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedjax_sim.cli.reporting.command import SETTING, write
@@ -86,12 +86,8 @@ class Comparison:
         return summaries(self.reading, self.groups)
 
 
-class _Part(NamedTuple):
-    """Results that share a folder; of a column if there are columns."""
-
-    name: str
-    column: str | None
-    results: Mapping[str, Result]
+_Part = tuple[str, str | None, Mapping[str, Result]]
+"""Results that share a folder, with its name and their column if there are columns."""
 
 
 def compare(
@@ -156,7 +152,7 @@ def compare(
         reading = read(folders)
     try:
         groups = grouped(reading.trials, baseline, reading.baseline)
-        wide = wides(reading, SETTING, baseline) if parts[0].column is not None else []
+        wide = wides(reading, SETTING, baseline) if parts[0][1] is not None else []
         return Comparison(reading, groups, wide)
     except ValueError as error:
         raise ValueError(str(error).replace("--baseline", "baseline", 1)) from error
@@ -168,14 +164,12 @@ def _parts(results: Any) -> list[_Part]:
         isinstance(part, Mapping) for part in results.values()
     ):
         check_named(results)
-        return [_Part(name, None, {name: result}) for name, result in results.items()]
+        return [(name, None, {name: result}) for name, result in results.items()]
     for column, part in results.items():
-        if not isinstance(column, str):
-            raise ValueError(f"results must have texts for columns, got {column!r}: use '{column}'")
         try:
             check_named(part)
             check_alike(part)
         except ValueError as error:
             text = str(error).replace("save it in a folder", "compare it in a column")
             raise ValueError(f"column {column!r}: {text}") from error
-    return [_Part(column, column, part) for column, part in results.items()]
+    return [(column, column, part) for column, part in results.items()]

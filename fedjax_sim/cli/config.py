@@ -14,7 +14,6 @@ from fedjax_sim.cli.defaults import by_dataset
 from fedjax_sim.cli.ending import Ending
 from fedjax_sim.cli.flags import flag, naming, number
 from fedjax_sim.cli.machine import Machine
-from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.parts import Parts
 from fedjax_sim.cli.scoring import Scores
 from fedjax_sim.cli.settings import Group, setting
@@ -174,11 +173,6 @@ class Config:
             raise ValueError(
                 "--patience needs scores that are not the test set's: add --validation 0.1, or "
                 "--split clients, which has validation clients"
-            )
-        names = {*map(name_of, self.algorithms)}
-        if self.scores.delta is not None and not {"dp_fedavg", "dp_ftrl", "dp_sgd"} & names:
-            raise ValueError(
-                f"--delta is for dp_fedavg, dp_ftrl and dp_sgd, not {' and '.join(self.algorithms)}"
             )
 
     @property

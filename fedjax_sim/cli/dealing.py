@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_sim.cli.commands import naming_errors, plain
+from fedjax_sim.base.registry import error_text
+from fedjax_sim.cli.commands import plain
 from fedjax_sim.cli.config import Experiment
 from fedjax_sim.cli.flags import flagged, flagging, naming
 from fedjax_sim.cli.scoring import Split
 from fedjax_sim.data import Dataset
 from fedjax_sim.partition import (
-    SAMPLERS,
     Partition,
     load_partition,
     parse_sampler,
@@ -120,25 +120,22 @@ def deal_seeds(
     Traceback (most recent call last):
     ValueError: --clients must be a multiple of 10, the number of classes, got 15: use 10 or 20
     """
-    name, sample = parse_sampler(text)
-    foreign, partitions = SAMPLERS.is_foreign(name), []
+    _, sample = parse_sampler(text)
+    partitions = []
     for seed in seeds:
-        with naming_errors(origin, foreign):
-            try:
-                partition = sample(
-                    dataset.train_y,
-                    clients,
-                    seed,
-                    groups=dataset.train_client,
-                    features=dataset.features,
-                )
-            except (ValueError, RuntimeError) as error:  # the second one where a solver gives up
-                if foreign:
-                    raise
-                message = str(flagged(error, ["clients", "emd"]))
-                where = "" if message.startswith("--") else f"{origin}: "
-                raise ValueError(where + message) from error
+        try:
+            partition = sample(
+                dataset.train_y,
+                clients,
+                seed,
+                groups=dataset.train_client,
+                features=dataset.features,
+            )
             validate_partition(partition, len(dataset.train_y))
+        except Exception as error:  # a user's sampler may raise anything
+            message = str(flagged(ValueError(error_text(error)), ["clients", "emd"]))
+            where = "" if message.startswith("--") else f"{origin}: "
+            raise ValueError(where + message) from error
         partitions.append(partition)
     return partitions
 

@@ -219,6 +219,8 @@ def number(
     within = " and ".join(f"{word} {x:g}" for word, x in limits.items() if math.isfinite(x))
     wanted = f"{'a whole' if of is int else 'a'} number {within or 'that is finite'}"
 
+    least = max(at_least, -LARGEST) if of is int else at_least
+
     def convert(text: str) -> float:
         try:
             value = of(text)
@@ -226,10 +228,8 @@ def number(
             value = math.nan
         if of is int and value > LARGEST:
             raise ValueError(f"must be at most {LARGEST}, got {text[:20]}")
-        if of is int and value < -LARGEST:  # may be too large for a float
-            raise ValueError(f"must be {wanted}, got {text[:20]}")
-        if math.isfinite(value) and at_least <= value <= at_most and above < value < below:
+        if least <= value <= at_most and above < value < below:
             return value
-        raise ValueError(f"must be {wanted}, got {text!r}")
+        raise ValueError(f"must be {wanted}, got {text[:20]!r}")
 
     return convert

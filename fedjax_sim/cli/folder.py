@@ -202,15 +202,10 @@ def _plain(content: Any) -> Any:
     return content
 
 
-def as_json(content: Mapping[str, Any]) -> str:
-    """Returns the text; null for NaN and infinity."""
-    return json.dumps(_plain(content), indent=2)
-
-
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(_plain(record)) + "\n"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a file as a whole or not at all: one that is killed leaves what was there before."""
-    write_text(path, as_json(content) + "\n")
+    write_text(path, json.dumps(_plain(content), indent=2) + "\n")

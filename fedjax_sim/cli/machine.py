@@ -13,7 +13,6 @@ from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.cli.sinks import SINKS, known
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.cores import available_cores, use_cores
-from fedjax_sim.engine.execution import Execution, make_execution
 from fedjax_sim.partition.pictures import Format
 
 ON_HOST = ("samples_mb", "client_state_mb")
@@ -122,7 +121,6 @@ class Machine(Group):
         "the last one: for load_run(DIR).variables(NAME, at=...)",
         place=True,
     )
-    json: bool = setting(False, "print summary.json instead of tables", place=True)
     sink: str | None = setting(
         None,
         lambda: "send the scores of every evaluation to a tracker as well: one of "
@@ -149,18 +147,6 @@ class Machine(Group):
             raise ValueError("--no-checkpoints is for a new run, which nothing resumes")
         if self.keep_weights and not self.checkpoints:
             raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
-
-
-def execution_of(machine: Machine) -> Execution:
-    """Returns the devices of this machine."""
-    return make_execution(
-        machine.devices,
-        machine.chunk,
-        lanes=machine.lanes,
-        samples_mb=machine.samples_mb,
-        client_state_mb=machine.client_state_mb,
-        model_devices=machine.model_devices,
-    )
 
 
 def start_jax(machine: Machine) -> None:

@@ -59,7 +59,7 @@ def registry(role: str) -> Registry[Any]:
     own: dict[str, Any] = {}
     # Seconds are functions, as other parts are, so that only the names of its own tell a clock.
     for module in dict.fromkeys([first, *MODULES] if role != "clock" else [role]):
-        found = dict(_parts_in(module))
+        found = dict(parts_in(module))
         own = found | own | {f"{module}.{name}": value for name, value in found.items()}
     return Registry(
         role,
@@ -77,19 +77,8 @@ def known(role: str) -> list[str]:
     (['calibrated'], ['simulated', 'traced'])
     """
     classes, functions = _kinds(role)
-    found = {name: _made(value) for name, value in _parts_in(_module_of(role))}
+    found = {name: _made(value) for name, value in parts_in(_module_of(role))}
     return [name for name, made in found.items() if functions or issubclass(made, classes)]
-
-
-@functools.cache
-def public_names() -> dict[Any, str]:
-    """Returns where users find each part, by the part.
-
-    >>> from fedjax_sim.plan.mediators import mediators
-    >>> public_names()[mediators]
-    'selection.mediators'
-    """
-    return {value: f"{module}.{name}" for module in MODULES for name, value in _parts_in(module)}
 
 
 def checked(role: str, text: str) -> str:
@@ -153,7 +142,7 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
     return found[0]
 
 
-def _parts_in(module: str) -> Iterator[tuple[str, Any]]:
+def parts_in(module: str) -> Iterator[tuple[str, Any]]:
     """Yields the functions and classes that a module promises, by their names."""
     found = importlib.import_module(f"fedjax_sim.{MODULES[module]}")
     for name in found.__all__:

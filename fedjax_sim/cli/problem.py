@@ -162,7 +162,7 @@ def official(
         test=eval_set(dataset.test_x, dataset.test_y, parts if own else None),
         validation=eval_set(x, y, held if own else as_one_client(held)) if held else None,
         runs=[{"seed": seed} for seed in seeds],
-        scored=scored + describe_validation(train, held),
+        scored=scored + describe_validation(validation),
         names=[names_of(dataset, partition) for _, partition in _by_seed(partitions, seeds)],
         own=own,
     )
@@ -258,7 +258,7 @@ def by_names(
         runs=[{"seed": seed} for seed in seeds],
         scaled=is_table(dataset),
         scored=f"{'mean over clients' if several else 'on client'} {', '.join(clients)}; "
-        f"{data.clients} train{describe_validation(train, held)}{describe_adaptation(adapt)}",
+        f"{data.clients} train{describe_validation(validation)}{describe_adaptation(adapt)}",
         names=test_names if several else names,
     )
 
@@ -290,7 +290,7 @@ def by_holdout(
         runs=[{"seed": seed} for seed in seeds],
         scaled=is_table(dataset),
         scored=f"mean over {scored_clients(test)}, each on {100 * fraction:g} % of its own samples"
-        + describe_validation(train, held),
+        + describe_validation(validation),
         names=[names_of(dataset, partition) for partition in whole],
         own=True,
         held_out=fraction,

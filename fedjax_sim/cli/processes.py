@@ -66,7 +66,6 @@ def join(where: Meeting) -> None:
     try:
         jax.distributed.initialize(
             *where,
-            coordinator_bind_address=_bound_to(where.address),
             cluster_detection_method=None if where.address is None else "deactivate",
             initialization_timeout=PATIENCE,
             heartbeat_timeout_seconds=SILENCE,
@@ -83,17 +82,6 @@ def join(where: Meeting) -> None:
     if not writes():
         sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _bound_to(address: str | None) -> str | None:
-    """Returns the address at which process 0 listens; None for all addresses of its host.
-
-    >>> _bound_to("localhost:1234"), _bound_to("10.0.0.1:1234")
-    ('localhost:1234', None)
-    """
-    host = "" if address is None else address.rpartition(":")[0]
-    local = host in ("localhost", "[::1]") or host.startswith("127.")
-    return address if local else None
 
 
 def writes() -> bool:

@@ -15,9 +15,9 @@ from fedjax_sim.cli.attacking import malicious_of
 from fedjax_sim.cli.build import Setup
 from fedjax_sim.cli.commands import default_folder
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, as_json, checkpoints_in
-from fedjax_sim.cli.grouping import candidates, work_of
+from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.loading import read_summary
+from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.processes import agreed
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import written
@@ -28,7 +28,7 @@ from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
 from fedjax_sim.run.cache import forget_programs
-from fedjax_sim.run.candidates import divergence, run_candidates
+from fedjax_sim.run.candidates import Candidates, divergence, group_candidates, run_candidates
 from fedjax_sim.run.checkpoints import rounds_saved
 from fedjax_sim.run.environment import environment
 from fedjax_sim.run.identity import random_settings
@@ -42,6 +42,42 @@ class Outcome(NamedTuple):
     summaries: dict[str, dict[str, Any]]  # in the order of the command
     common: dict[str, Any]  # the other entries of the summary
     diverged: dict[str, str]  # why each algorithm has no result
+
+
+def programs(config: Config, setup: Setup) -> list[list[str]]:
+    """Returns the algorithms by their programs, each group where its first stands.
+
+    A rule that ends a run early ends all runs of a program: with one, each has its own.
+    """
+    alike: dict[Any, list[str]] = {}
+    for label in config.algorithms:
+        what = config.own(label)
+        own = label if ending.ends_early(config.ending) else ""
+        alike.setdefault((name_of(label), tuple(what), own), []).append(label)
+    found = []
+    for labels in alike.values():
+        if len(labels) == 1:
+            found.append(labels)
+            continue
+        grouped = group_candidates(
+            candidates(labels, config, setup), setup.model, setup.problem.data
+        )
+        found += [[labels[i] for i in group] for group in grouped]
+    return sorted(found, key=lambda group: config.algorithms.index(group[0]))
+
+
+def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidates:
+    """Returns the algorithms of one method with their settings."""
+    return Candidates(
+        functools.partial(setup.varied, labels[0]),
+        [config.own(label) for label in labels],
+        [setup.algorithms[label] for label in labels],
+    )
+
+
+def work_of(label: str, config: Config, setup: Setup) -> float:
+    """Returns how much an algorithm has to do beside others: rounds times models times epochs."""
+    return setup.rounds[label] * setup.algorithms[label].slots * config.training_of(label).epochs
 
 
 def open_folder(
@@ -104,8 +140,7 @@ def finished(config: Config, folder: Path) -> int | None:
     found, rounds = read_summary(folder), written(folder)["rounds"]
     if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
         return None
-    told = {**found, "folder": str(folder)}
-    print(as_json(told) if config.machine.json else f"done before: {folder}")
+    print(f"done before: {folder}")
     return int(any("diverged" in found[name] for name in config.algorithms))
 
 
@@ -177,12 +212,8 @@ def run(
 
 
 def show_outcome(outcome: Outcome, config: Config, setup: Setup, folder: Path) -> None:
-    """Prints the tables of a run, or its summary for scripts, and the folder."""
-    if not outcome.results:
-        return
-    if config.machine.json:
-        print(as_json({**outcome.summaries, **outcome.common, "folder": str(folder)}))
-    else:
+    """Prints the tables of a run, and the folder."""
+    if outcome.results:
         show(config, setup, outcome.summaries)
         print(f"\nrecords and pictures: {folder}")
 

@@ -113,16 +113,14 @@ def write_records(
 
 
 def check_named(results: Mapping[str, Result]) -> None:
-    """Raises ValueError unless each name has a result with an evaluation."""
+    """Raises ValueError unless there are results by name, each with an evaluation."""
     if not isinstance(results, Mapping) or not results:
         raise ValueError(
             f"results must be results by name, as {{'FedAvg': result}}, got {results!r}"
         )
     for name, result in results.items():
-        if not isinstance(name, str) or not name or not isinstance(result, Result):
-            raise ValueError(f"results must have a Result by each name, got {result!r} as {name!r}")
-        if not result.evaluations:
-            raise ValueError(f"results must have an evaluation each, and {name} has none")
+        if not isinstance(result, Result) or not result.evaluations:
+            raise ValueError(f"{name} must be a Result with an evaluation, got {result!r}")
 
 
 def check_alike(results: Mapping[str, Result]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -99,40 +100,41 @@ class Sending:
 
     def __init__(self, name: str, settings: Mapping[str, Any], folder: Path) -> None:
         self._name, self._settings, self._folder = name, settings, folder
-        self._opens: Opens | None = SINKS.resolve(name)[1]
+        self._opens = SINKS.resolve(name)[1]
         self._open: dict[tuple[Any, ...], Sink] = {}
+        self._failed = False
 
     def log(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the lines of ``metrics.jsonl`` of one evaluation."""
         for row in rows:
-            self._guarded(self._logged, row)
+            place = {key: row[key] for key in _PLACE if key in row}
+            at, key = place.pop("round"), (*place.values(),)
+            with self._guarded():
+                if key not in self._open and not self._failed:
+                    algorithm, *others = place.items()
+                    name = ", ".join([algorithm[1], *(f"{what} {which}" for what, which in others)])
+                    self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
+                if not self._failed:
+                    self._open[key].log(dict(flat(row)), at)
 
     def close(self) -> None:
         """Closes all open runs."""
         for sink in self._open.values():
-            self._guarded(sink.close)
+            with self._guarded():
+                sink.close()
 
-    def _logged(self, row: Mapping[str, Any]) -> None:
-        place = {key: row[key] for key in _PLACE if key in row}
-        at = place.pop("round")
-        key = (*place.values(),)
-        if key not in self._open and self._opens is not None:
-            algorithm, *others = place
-            name = ", ".join([place[algorithm], *(f"{other} {place[other]}" for other in others)])
-            self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
-        self._open[key].log(dict(flat(row)), at)
-
-    def _guarded(self, act: Callable[..., None], *args: Any) -> None:
-        if self._opens is None:
-            return
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Ends the sending, not the run, at the first error."""
         try:
-            act(*args)
+            yield
         except Exception as error:  # a tracker's network is no reason to lose a run
-            self._opens = None
-            message = (
-                f"warning: --sink {self._name}: {error_text(error)}; the run goes on without it"
-            )
-            complain("fedjax_sim.bench", message, 0)
+            if not self._failed:
+                told = (
+                    f"warning: --sink {self._name}: {error_text(error)}; the run goes on without it"
+                )
+                complain("fedjax_sim.bench", told, 0)
+            self._failed = True
 
 
 def flat(row: Mapping[str, Any]) -> list[tuple[str, float]]:

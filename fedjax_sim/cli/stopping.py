@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -105,11 +104,4 @@ def _listen(ear: socket.socket) -> None:
 
 
 def _say(text: str) -> None:
-    # Not by sys.stderr, which the main thread may hold.
-    os.write(2, f"\n{_program()}: {text}\n".encode())
-
-
-def _program() -> str:
-    """Returns the module that ``python -m`` runs."""
-    words = [*sys.orig_argv, "", ""]
-    return words[words.index("-m") + 1] if "-m" in words else "fedjax_sim"
+    os.write(2, f"\nfedjax_sim: {text}\n".encode())  # not by sys.stderr, which others may hold

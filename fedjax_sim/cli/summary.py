@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
 from fedjax_sim.cli.written import read
 from fedjax_sim.data.targets import strata
-from fedjax_sim.partition import Partition, emd, label_table
+from fedjax_sim.partition import emd, label_table
 from fedjax_sim.run import Result
 from fedjax_sim.run.provenance import Privacy
 
@@ -139,10 +139,6 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     for told, names in by_default.items():
         if told:
             print(f"\n{', '.join(names)}: {told} by default, as clients take plain steps of SGD")
-    mean = setup.problem.test.clients
-    scored = [n for s in summaries.values() for n in s.get("scored_clients_per_run", ())]
-    if min(scored, default=mean) < mean:
-        print(f"\nmeans over clients: of {mean}, {_extent(scored)} have a score")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "
@@ -187,15 +183,6 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
         yield f"ended after {s['rounds']} of {s['rounds_planned']} rounds"
 
 
-def _extent(counts: Sequence[int]) -> str:
-    """Writes the smallest and the largest number.
-
-    >>> _extent([22, 21, 22]), _extent([3, 3])
-    ('21 to 22', '3')
-    """
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
-
-
 def _prepared(setup: Setup) -> str:
     """Describes the clients' training samples where they are shared or copied."""
     data, trained = setup.problem.data, setup.problem.trained
@@ -206,19 +193,5 @@ def _prepared(setup: Setup) -> str:
         for p in trained
     ]
     copied = float(np.mean([np.mean(p.index >= len(data.y)) for p in trained]))
-    shared = float(np.mean([_common(p, len(data.y)) for p in trained]))
-    lacking = np.mean([np.sum(t == 0) for t in tables])
     reached = np.mean([emd(t) for t in tables])
-    lines = [
-        f"\nclients train at EMD {reached:.2f}: {percent(copied)} of their samples are copies, "
-        f"{percent(shared)} are shared",
-        f"pairs of client and class without a sample: {lacking:g} of {tables[0].size} (mean over "
-        "seeds)",
-    ]
-    return "\n".join(lines)
-
-
-def _common(partition: Partition, samples: int) -> float:
-    """Returns the share of the clients' samples that another client has too."""
-    own = partition.index[partition.index < samples]
-    return float(np.sum(np.bincount(own)[own] > 1) / len(partition.index))
+    return f"\nclients train at EMD {reached:.2f}: {percent(copied)} of their samples are copies"

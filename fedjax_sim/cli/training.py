@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, LocalUpdate, Objective, Transform, calls
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.defaults import MOMENTUM, by_dataset
+from fedjax_sim.cli.flags import offering
 from fedjax_sim.cli.rates import CONSTANT, TEXTS, factor_by_round, schedule
 from fedjax_sim.cli.settings import Group, setting
 from fedjax_sim.client.local import local_sgd
@@ -117,8 +118,7 @@ def _model(text: str) -> str:
     try:
         MODELS.resolve(calls.as_call(calls.parse(text), text).name)
     except UnknownNameError as error:
-        known, end = ", ".join(MODELS), "" if str(error).endswith("?") else ";"
-        raise ValueError(f"{error}{end} use one of {known}, or package.module:factory") from error
+        raise offering(error, [*MODELS, "package.module:factory"]) from error
     return text
 
 

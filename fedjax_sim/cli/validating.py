@@ -91,19 +91,13 @@ def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int
     return numbers
 
 
-def describe_validation(train: Sequence[Partition], held: Sequence[Partition]) -> str:
-    """Writes how many samples validate, if any.
+def describe_validation(share: float | None) -> str:
+    """Writes which share of their samples clients hold out to validate, if they do.
 
-    >>> train, held = partition_from_lists([[0, 1], [2]]), partition_from_lists([[3], []])
-    >>> describe_validation([train], [held])
-    '; validated on 1 of 4 training samples, of 1 of 2 clients'
+    >>> describe_validation(0.25)
+    '; validated on 25 % of their training samples'
     """
-    if not held:
-        return ""
-    counts = sorted({len(one.index) for one in held})
-    some = " to ".join(f"{n:,}" for n in dict.fromkeys([counts[0], counts[-1]]))
-    total = len(train[0].index) + len(held[0].index)
-    return f"; validated on {some} of {total:,} training samples, of {scored_clients(held)}"
+    return "" if share is None else f"; validated on {100 * share:g} % of their training samples"
 
 
 def describe_adaptation(share: float | None) -> str:
@@ -112,9 +106,8 @@ def describe_adaptation(share: float | None) -> str:
     >>> describe_adaptation(0.25)
     '; test clients adapt personal models on 25 % of their samples'
     """
-    if share is None:
-        return ""
-    return f"; test clients adapt personal models on {100 * share:g} % of their samples"
+    words = "; test clients adapt personal models on {:g} % of their samples"
+    return "" if share is None else words.format(100 * share)
 
 
 def scored_clients(tests: Sequence[Partition]) -> str:

@@ -18,7 +18,7 @@ from fedjax_sim.cli.studies.plan import SETTINGS
 PROGRAM = "fedjax_sim.study"
 FILE = "study.toml"
 NOT_OF_A_STUDY = (
-    "out", "or_resume", "resume", "distributed", "checkpoints", "dry_run", "json"
+    "out", "or_resume", "resume", "distributed", "checkpoints", "dry_run"
 )  # fmt: skip
 
 
