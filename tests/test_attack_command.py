@@ -184,6 +184,14 @@ REFUSED = {
         ["--attack", "ipm", "--attackers", "0.01"],
         "--attackers must be a share of 1 to 7 of the 8 clients, got 0.01, which is 0",
     ),
+    "no shift": (
+        ["--algo", "fedavg", "--attack", "alie", "--attackers", "0.25"],
+        "--attack alie: the shift z is 0 for 2 of 8 clients, too few to sway a majority",
+    ),
+    "no spread": (
+        ["--algo", "fedavg", "--attack", "alie(z=1.5)", "--attackers", "0.125"],
+        "--attack alie(z=1.5): 1 of 8 clients knows no other update and sends its own: give more",
+    ),
     "fragments": (
         ["--algo", "streaming_diloco", "--attack", "ipm", "--attackers", "0.5"],
         "streaming_diloco: --attack ipm: exchange fragments",

@@ -7,8 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
+
 from fedjax_sim import attacks
 from fedjax_sim.attacks import Malicious
+from fedjax_sim.attacks._together import hidden_shift
 from fedjax_sim.base import ClientData, Task, calls
 from fedjax_sim.base.binding import argument, arguments, finder
 from fedjax_sim.cli.flags import naming
@@ -164,6 +167,19 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
     if attack.attack is None or malicious is None:
         return algorithm
     named = {k: v for k, v in parse_attack(attack.attack).items() if k not in LEARNED}
+    hostile = int(malicious.sum())
+    numbers = jnp.int32(clients), jnp.int32(hostile)
+    if "alie" in named and "z" not in named["alie"] and not hidden_shift(*numbers) > 0:
+        raise ValueError(
+            f"--attack {attack.attack}: the shift z is 0 for {hostile} of {clients} clients, too "
+            "few to sway a majority: give alie(z=1.5), or more --attackers"
+        )
+    blind = "alie" in named or named.get("fang_trim", {}).get("knowledge") == "partial"
+    if blind and hostile == 1:
+        raise ValueError(
+            f"--attack {attack.attack}: 1 of {clients} clients knows no other update and sends its "
+            "own: give more --attackers"
+        )
     parts = algorithm.parts
     known = {"rule": parts.aggregator, "preaggregation": parts.preaggregation}
     with naming(f"--attack {attack.attack}"):
