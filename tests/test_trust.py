@@ -272,14 +272,6 @@ def test_the_line_that_says_how_to_go_on_names_the_modules(here: Path) -> None:
 # Folders
 
 
-def test_a_page_is_not_written_through_a_link(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = run_folder()
-    (folder / "report").symlink_to(here.parent / "outside")
-    assert "is a link" in line_of(lambda at: report([str(at)]), folder, capsys)
-
-
 @pytest.mark.slow
 def test_a_stored_folder_goes_on(here: Path) -> None:
     folder = Path("run")

@@ -220,8 +220,8 @@ class Saver:
                 return saved
         if saved is not None:
             raise CheckpointError(
-                f"rounds cannot be {self._rounds}: the run in {self._folder} has {saved.done} and "
-                f"was evaluated after {saved.evaluated}, and now would be every {eval_every}"
+                f"rounds cannot be {self._rounds} with an evaluation every {eval_every}: the run "
+                f"in {self._folder} has {saved.done} and was last evaluated after {saved.evaluated}"
             )
         return None
 

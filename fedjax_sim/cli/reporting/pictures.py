@@ -152,7 +152,8 @@ def draw_histograms(
 
     metric = shown[0][1].metric
     scale = 100 if metric.percent else 1
-    values = [scale * _known(trial) for _, trial in shown]
+    every = [np.concatenate(trial.by_client) for _, trial in shown]
+    values = [scale * scores[~np.isnan(scores)] for scores in every]
     edges = np.histogram_bin_edges(np.concatenate(values), BINS)
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -185,11 +186,6 @@ def client_score(trial: Trial) -> str:
     if trial.score.startswith("client_"):
         return f"test {trial.score.removeprefix('client_')} of a client"
     return "expected accuracy at a client"
-
-
-def _known(trial: Trial) -> Any:
-    values = np.concatenate(trial.by_client)
-    return values[~np.isnan(values)]
 
 
 def draw_ranks(

@@ -95,10 +95,10 @@ class Wide:
     def ranks(self) -> Floats:
         """The ranks of the k methods in the N columns that have all of them, ``[N, k]``.
 
-        A method that diverged is the last one.
+        A method that diverged is the last one. Of a single column there are none.
         """
         found = [np.empty((0, len(self.rows)))]
-        for column in self.columns:
+        for column in self.columns if len(self.columns) > 1 else ():
             of = [self.trials[row, column] for row in self.rows if (row, column) in self.trials]
             if len(of) == len(self.rows):
                 overs = [over_runs(trial, self.moment) for trial in of]

@@ -154,7 +154,8 @@ def _study(given: Mapping[str, Any]) -> Study:
         argv = [word for key, value in run.items() for word in _words("run", key, value)]
         for key, value in settings.items():
             argv += _words("grid" if key in grid else "cells", key, value)
-        where = f"at {_told(settings)}: " if settings else ""
+        told = ", ".join(f"{key} = {value}" for key, value in settings.items())
+        where = f"at {told}: " if settings else ""
         try:
             config = parse([*argv, *methods])
         except ValueError as error:
@@ -247,10 +248,6 @@ def _check_choice(rows: Mapping[str, tuple[str, ...]], config: Config, where: st
                 'validation scores: add run.validation = 0.1, or run.split = "clients"; or give '
                 "each setting a row"
             )
-
-
-def _told(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in settings.items())
 
 
 def _name(settings: Mapping[str, Any]) -> str:
