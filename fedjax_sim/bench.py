@@ -127,8 +127,6 @@ def _kept(folder: RunFolder | None) -> str:
         return ""  # process 0 knows
     if folder is None or not (folder.recorded or folder.saved):
         return "; nothing was recorded"
-    if not (folder.path / "config.json").exists():
-        return ""
     kept = f"; the records so far are in {folder.path}"
     if folder.checkpoints.exists():
         kept += f"; go on with: {to_go_on(PROGRAM, folder.path)}"

@@ -187,17 +187,13 @@ def name_of(label: str) -> str:
     return label.partition("(")[0]
 
 
-def _default(name: str, key: str) -> str:
-    value = parameters(name)[key].default
-    return "needed" if value is inspect.Parameter.empty else str(value)
-
-
 def _help(key: str, owners: Sequence[str]) -> str:
     """Returns a line for each meaning of the parameter, with the defaults."""
     found: dict[str, list[str]] = {}
     for name in owners:
-        text = documented(function_of(name)).get(key, "")
-        found.setdefault(text, []).append(f"{name} {_default(name, key)}")
+        text, parameter = documented(function_of(name)).get(key, ""), parameters(name)[key]
+        default = "needed" if parameter.default is parameter.empty else parameter.default
+        found.setdefault(text, []).append(f"{name} {default}")
     return "\n".join(f"{text} ({', '.join(of)})".strip() for text, of in found.items())
 
 

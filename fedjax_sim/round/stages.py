@@ -1,4 +1,4 @@
-"""One round: plan, train, deliver, collect, report.
+"""The five stages of a round: plan, train, deliver, collect, report.
 
 In this folder ``parts`` are the algorithm's, ``key`` is the key of the round, ``state`` the state
 before it, ``data`` the clients, ``placed`` the rows with their clients, and ``trained [P]`` the
@@ -6,6 +6,8 @@ results of training.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from fedjax_sim.base import (
     Metrics,
     PyTree,
     Slots,
+    Trained,
     Variables,
 )
 from fedjax_sim.engine import tree
@@ -31,7 +34,30 @@ from fedjax_sim.round.parts import Parts
 
 def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
     """Runs one round; returns the state after it, and its metrics."""
-    # Plan: poll clients, draw the cohort, and forecast transfers and durations.
+    planned = plan(parts, key, state, data)
+    now, placed, due, limit = planned.state, planned.placed, planned.due, planned.limit
+    work = training.train(parts, key, now, data, placed, due, limit)
+    delivery = deliver(parts, key, data, planned, work)
+    collection = collect(parts, key, data, planned, delivery)
+    return report(parts, key, planned, work, delivery, collection)
+
+
+class Plan(NamedTuple):
+    """Which clients train which models, and what that takes."""
+
+    state: FedState  # before training, with what polled and surveyed clients answered
+    placed: placement.Placed
+    draw: placement.Draw
+    due: Array  # bool[P], the rows that the server collects
+    transfers: traffic.Transfers
+    durations: timing.Durations | None  # None without a clock
+    limit: Array | None  # int32[P], the most steps of each row; None: no limit
+    asked: polling.Poll | None  # the answers of polled clients
+    back: placement.Arrivals | None  # the clients that return, if the algorithm is asynchronous
+
+
+def plan(parts: Parts, key: Array, state: FedState, data: ClientData) -> Plan:
+    """Polls clients, draws the cohort, and forecasts transfers and durations."""
     state, asked = polling.poll(parts, key, state, data)
     back = None
     if parts.asynchronous:
@@ -49,94 +75,138 @@ def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[F
         transfers = polling.without_polled(transfers, placed, asked)
     durations = timing.durations(parts, state, data, placed, transfers)
     limit = timing.limits(parts, durations)
+    return Plan(state, placed, draw, due, transfers, durations, limit, asked, back)
 
-    # Train the model of every row on its client.
-    work = training.train(parts, key, state, data, placed, due, limit)
+
+class Delivery(NamedTuple):
+    """What has left the clients, and what they keep."""
+
+    placed: placement.Placed  # the rows after training
+    trained: Trained  # [P], as it was sent
+    given: sendings.Delivered
+    outcome: timing.Outcome  # which visits count
+    transfers: traffic.Transfers  # without uploads that are withheld
+    skipped: Array  # bool[P], the rows whose clients were screened out
+    client_state: PyTree
+    own: PyTree
+    shared_state: PyTree
+
+
+def deliver(
+    parts: Parts, key: Array, data: ClientData, plan: Plan, work: training.Work
+) -> Delivery:
+    """Sends the updates through all sending parts, and stores what the clients keep.
+
+    Visits count if they are in time, which is known before the updates are sent unless the uploads
+    depend on them.
+    """
+    state, transfers, due, limit = plan.state, plan.transfers, plan.due, plan.limit
     placed, trained, start = work.placed, work.trained, work.start
-    visits = trained.info  # also of clients whose visits will not count
-
-    # Deliver: send the updates, and store what the clients keep. Visits count if they are in time,
-    # which is known before the updates are sent unless the uploads depend on them.
-    asleep = jnp.sum(draw.client != draw.assigned, dtype=jnp.int32)
-    most = traffic.largest_upload(parts, state.server)
+    steps, most = trained.info.steps, traffic.largest_upload(parts, state.server)
+    asleep = jnp.sum(plan.draw.client != plan.draw.assigned, dtype=jnp.int32)
     if parts.timed_later:
         ready = timing.ready(parts, key, limit, placed, transfers.visited)
         slots = placed.slots._replace(client=jnp.where(ready, placed.slots.client, data.clients))
         given = sendings.send(parts, key, state, data, slots, trained, start, due, most)
         # The visit of a client that is lost would have had an upload.
         transfers = transfers._replace(uploads=transfers.uploads & (given.sent | ~ready))
-        durations = timing.durations(parts, state, data, placed, transfers, given.bytes)
-        outcome = timing.outcome(
-            parts, key, durations, limit, visits.steps, placed, transfers, asleep
-        )
+        lasts = timing.durations(parts, state, data, placed, transfers, given.bytes)
+        outcome = timing.outcome(parts, key, lasts, limit, steps, placed, transfers, asleep)
         arrived = outcome.arrived
         given = sendings.drop_late(state, data, slots, given, arrived)
-        rows, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
+        placed, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
     else:
-        outcome = timing.outcome(
-            parts, key, durations, limit, visits.steps, placed, transfers, asleep
-        )
+        lasts = plan.durations
+        outcome = timing.outcome(parts, key, lasts, limit, steps, placed, transfers, asleep)
         arrived = outcome.arrived
-        rows, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
-        given = sendings.send(parts, key, state, data, rows.slots, trained, start, due, most)
+        placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
+        given = sendings.send(parts, key, state, data, placed.slots, trained, start, due, most)
         trained = given.trained
-    elapsed = outcome.elapsed
-    if back is not None:
-        elapsed = back.elapsed
-    elif asked is not None and elapsed is not None:
-        elapsed = polling.with_poll(elapsed, asked)
+    if plan.back is not None:
+        outcome = outcome._replace(elapsed=plan.back.elapsed)
+    elif plan.asked is not None and outcome.elapsed is not None:
+        outcome = outcome._replace(elapsed=polling.with_poll(outcome.elapsed, plan.asked))
     skipped = sendings.skipped(parts, arrived, given.sent)
     trained, own = sendings.restore_skipped(
-        parts, state, data, rows.slots, skipped, trained, work.own
+        parts, state, data, placed.slots, skipped, trained, work.own
     )
-    client_state, own, shared_state = training.client_states(parts, state, data, rows, trained, own)
-    rows = training.after_training(parts, rows, trained, arrived)
+    kept = training.client_states(parts, state, data, placed, trained, own)
+    placed = training.after_training(parts, placed, trained, arrived)
+    return Delivery(placed, trained, given, outcome, transfers, skipped, *kept)
 
-    # Collect: aggregate the updates that are due, and move the server model.
-    cohort = collecting.cohort_of(parts, state, rows.slots, rows.samples, data)
+
+class Collection(NamedTuple):
+    """The server after the round."""
+
+    state: FedState  # with the new server model
+    cohort: Cohort
+    updates: Variables | None  # [P, *p]; None if they are not held
+
+
+def collect(
+    parts: Parts, key: Array, data: ClientData, plan: Plan, delivery: Delivery
+) -> Collection:
+    """Aggregates the updates that are due, and moves the server model."""
+    state, slots, given = plan.state, delivery.placed.slots, delivery.given
+    cohort = collecting.cohort_of(parts, state, slots, delivery.placed.samples, data)
     cohort = collecting.with_chances(parts, state, cohort, given.chance)
     updates, mean = None, None
     if parts.in_flight:
         # A model in flight is due even if no client trained it now, unless its client is absent.
         absent = parts.loses and parts.selection.sticky
-        collected = due & arrived if absent else due
+        due = plan.due & delivery.outcome.arrived if absent else plan.due
     else:
-        collected, updates = due & given.sent, trained.variables
+        due, updates = plan.due & given.sent, delivery.trained.variables
     if not parts.holds_updates:
         updates, mean = None, updates
-    reduced = state._replace(shared_state=shared_state)
-    new = collecting.absorb(parts, key, reduced, rows.slots, cohort, collected, updates, mean)
+    reduced = state._replace(shared_state=delivery.shared_state)
+    new = collecting.absorb(parts, key, reduced, slots, cohort, due, updates, mean)
+    return Collection(new, cohort, updates)
 
-    # Report: let the selection and the diagnostics learn of the round, and count.
-    reports = trained.info
+
+def report(
+    parts: Parts,
+    key: Array,
+    plan: Plan,
+    work: training.Work,
+    delivery: Delivery,
+    collection: Collection,
+) -> tuple[FedState, Metrics]:
+    """Lets the selection and the diagnostics learn of the round, and counts."""
+    state, draw, asked, back = plan.state, plan.draw, plan.asked, plan.back
+    new, cohort, updates = collection
+    given, outcome, transfers = delivery.given, delivery.outcome, delivery.transfers
+    elapsed, skipped, reports = outcome.elapsed, delivery.skipped, delivery.trained.info
+    numbers, diagnostics = _measure(parts, key, state, new, delivery.placed.slots, updates, cohort)
+    timed = reports
     if parts.selection.times and outcome.end is not None:
-        reports = reports._replace(extra={**reports.extra, "seconds": outcome.end})
+        timed = reports._replace(extra={**reports.extra, "seconds": outcome.end})
     selection = polling.update_selection(
-        parts, draw.selection, cohort, reports, given.sent, (new.server, updates)
+        parts, draw.selection, cohort, timed, given.sent, (new.server, updates)
     )
-    numbers, diagnostics = _measure(parts, key, state, new, rows.slots, updates, cohort)
     now = state.clock if elapsed is None else add_seconds(state.clock, elapsed.seconds)
     after = new._replace(
         round=state.round + 1,
-        slots=placement.to_slots(parts, rows, draw) if parts.in_flight else None,
+        slots=placement.to_slots(parts, delivery.placed, draw) if parts.in_flight else None,
         selection=selection,
-        client_state=client_state,
-        own=own,
+        client_state=delivery.client_state,
+        own=delivery.own,
         sending=given.kept,
-        shared_state=shared_state if parts.local.follow is None else new.shared_state,
+        shared_state=delivery.shared_state if parts.local.follow is None else new.shared_state,
         diagnostics=diagnostics,
         clock=now if back is None else back.now,
         at_work=() if back is None else back.at_work,
     )
+    visits = work.trained.info  # also of clients whose visits do not count
     uploaded = given.sent | outcome.dropped
     # A model that goes from client to client is one upload and one download.
     uploads = jnp.sum(uploaded & transfers.uploads, dtype=jnp.int32) + draw.exchanged
     downloads = jnp.sum(transfers.downloads, dtype=jnp.int32) + draw.exchanged + draw.sent
     if parts.relays:
-        uploads += parts.relays * jnp.any(due).astype(jnp.int32)
-        downloads += parts.relays * jnp.any(placed.fresh).astype(jnp.int32)
+        uploads += parts.relays * jnp.any(plan.due).astype(jnp.int32)
+        downloads += parts.relays * jnp.any(plan.placed.fresh).astype(jnp.int32)
     metrics = Metrics(
-        loss=_loss(trained.info, skipped),
+        loss=_loss(reports, skipped),
         samples=jnp.sum(visits.samples, dtype=jnp.int32),
         steps=jnp.sum(visits.steps, dtype=jnp.int32),
         executed=work.executed,
@@ -150,7 +220,7 @@ def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[F
         diagnostics=numbers,
         time=elapsed,
         answers=None if asked is None else asked.answers,
-        bytes=traffic.by_slot(parts, state, placed, uploaded, transfers, given.bytes),
+        bytes=traffic.by_slot(parts, state, work.placed, uploaded, transfers, given.bytes),
     )
     return after, metrics
 
