@@ -277,7 +277,7 @@ def test_a_study_begins_or_goes_on(
     file, asked = tmp_path / "ours.toml", []
     file.write_text('methods = ["fedavg"]\n[run]\nrounds = 1\n')
 
-    def run(argv: list[str], watch: Any) -> int:
+    def run(argv: list[str]) -> int:
         asked.append(argv[-3:])
         return 2
 

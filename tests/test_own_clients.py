@@ -160,18 +160,6 @@ def test_some_partition_is_possible_without_a_word(case: str) -> None:
         assert p.sizes.min() > 0
 
 
-def test_a_number_that_nobody_gave_is_called_the_default() -> None:
-    argv = [*ALONE, "--dataset", "synthetic(0, 0)", "--partition", "q(0.5)"]
-    given, default = argv.copy(), argv.copy()
-    given += ["--clients", "15"]
-    with pytest.raises(ValueError, match=r"^--clients must be a multiple of 10.* 10 or 20$"):
-        build(parse(given))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "CLIENTS", 15)
-        with pytest.raises(ValueError, match=r"^--clients must .* \(15 is the default\)$"):
-            build(parse(default))
-
-
 @pytest.mark.parametrize(("flags", "active"), [([], 2), (["--phases", "3"], 3)])
 def test_two_phases_have_as_many_clients_each(flags: list[str], active: int) -> None:
     argv = ["--partition", "iid", "--clients", "3", "--compare", "none", "--seeds", "1"]

@@ -24,7 +24,6 @@ from fedjax_sim.cli.flags import number
 from fedjax_sim.cli.methods import owners_of
 from fedjax_sim.cli.parser import _TAKEN, _chosen, _parser
 from fedjax_sim.cli.partitioning import command as partition
-from fedjax_sim.cli.processes import meeting
 from fedjax_sim.cli.studies.plan import read_study
 from fedjax_sim.cli.written import written
 from fedjax_sim.engine import memory, tree
@@ -222,12 +221,6 @@ def test_partitions_end_too(
     argv = ["--dataset", "digits", "--clients", "10", "--out", str(tmp_path / "new")]
     assert partition([*argv, "--sampler", *words]) == 2
     assert wanted in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("processes", ENDS[:3])
-def test_processes_that_nobody_has_are_rejected(processes: str) -> None:
-    with pytest.raises(ValueError, match="with at most 65536 processes and an index"):
-        meeting(f"localhost:1234,{processes},0")
 
 
 def test_copies_are_counted_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

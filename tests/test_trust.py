@@ -427,12 +427,9 @@ def test_data_are_read_as_data(case: str, here: Path, capsys: pytest.CaptureFixt
     assert wanted in line_of(lambda _: bench.main(argv), here, capsys)
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.npz"])
-def test_a_pipe_or_a_long_field_is_no_trace(
-    name: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    os.mkfifo(name)
-    argv = ["--clock", name, "--rounds", "1", "--dry-run"]
+def test_a_pipe_or_a_long_field_is_no_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("x.csv")
+    argv = ["--clock", "x.csv", "--rounds", "1", "--dry-run"]
     assert "not a regular file" in line_of(lambda _: bench.main(argv), here, capsys)
     Path("y.csv").write_text("client,up\n0," + "1" * 200_000)
     argv[1] = "y.csv"

@@ -137,6 +137,9 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
                 raise ValueError(f"{name} must be {first} or {last}, got {value!r}")
             continue
         kind = f"a whole number {within.words}".rstrip() if within.whole else within.words
+        if isinstance(value, type):
+            called = value.__name__
+            raise ValueError(f"{name} must be {kind}, got the class {called}: use {called}(...)")
         if value is None or callable(value) or not concrete(value):
             continue
         if not within.takes(value):

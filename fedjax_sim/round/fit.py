@@ -200,6 +200,8 @@ def _check_absent(aggregator: Aggregator, slots: int) -> None:
             )
     except Exception:  # it needs another model, or will raise in the first round
         return
+    if any(leaf.shape != values.shape[1:] for leaf in one):  # the first round will say so
+        return
     pairs = zip(one, other, strict=True)
     if concrete(*one, *other) and not all(np.array_equal(*p, equal_nan=True) for p in pairs):
         raise ValueError(
