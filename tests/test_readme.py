@@ -200,7 +200,7 @@ def commands(page: str) -> list[str]:
 @pytest.mark.parametrize("command", commands(CHOOSING))
 def test_the_commands_compose(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([*shlex.split(command), "--dry-run"]) == 0
-    assert "total steps" in capsys.readouterr().out
+    assert "local steps" in capsys.readouterr().out
 
 
 def test_calls_of_methods_are_those_of_methods() -> None:
