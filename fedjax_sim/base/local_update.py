@@ -55,7 +55,7 @@ class LocalUpdate(Part):
 
     @property
     def train(self) -> Train:
-        """Trains one model on one client: a method like :class:`Train`, or a ``TrainInSteps``.
+        """Trains one model on one client: a method like ``Train``, or a ``TrainInSteps``.
 
         ``(key, variables, client, client_state, shared_state) -> Trained``.
         """
