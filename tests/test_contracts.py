@@ -1521,8 +1521,9 @@ def test_a_changed_wrapper_is_the_wrapper_of_the_changed(
     assert (after.epochs, after.batch_size, after.peers) == (2, 4, before.peers)
     assert after.setup_traffic is not None
     assert after.setup_traffic(start, crowd) == SetupTraffic(7, 11)
-    assert after.response is not None
-    assert after.response(2) == pytest.approx([0.1, 0.25])  # 0.1, then 0.1 (1 + 0.5) more
+    if name != "in_turn":  # several optimisers, one after another, have no common response
+        assert after.response is not None
+        assert after.response(2) == pytest.approx([0.1, 0.25])  # 0.1, then 0.1 (1 + 0.5) more
     assert int(after.steps_for(17)) == 2 * 5
     client = view(crowd, 3, peers=after.peers)
     ends = [
