@@ -177,6 +177,10 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: data_of((ONES, np.float32(2))),
         "x[1] must be numbers [3, ...], got float32 []",
     ),
+    "masked": (
+        lambda: data_of({"a": np.ma.masked_equal(ONES, 1)}),
+        "x['a'] must have no masked values, got 6",
+    ),
     "nothing": (lambda: data_of({}), "x must have at least one array, got {}"),
     "targets": (
         lambda: data_of(ONES, {"a": [0, 1, 1]}),

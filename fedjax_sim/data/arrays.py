@@ -17,9 +17,14 @@ from fedjax_sim.base.words import array_type
 def plain_array(name: str, values: Any) -> NDArray[Any]:
     """Returns ``np.asarray(values)``, in native byte order, as JAX has no other.
 
-    Raises ValueError for a pytree.
+    Raises ValueError for a pytree, and for masked values.
     """
     one_array(name, values)
+    if masked := np.sum(np.ma.getmaskarray(values)) if np.ma.isMaskedArray(values) else 0:
+        raise ValueError(
+            f"{name} must have no masked values, got {masked}: drop those rows, or fill them in "
+            f"with {name}.filled(...)"
+        )
     try:
         array = np.asarray(values)
     except ValueError as error:  # rows of unequal lengths
