@@ -97,8 +97,8 @@ class RunFolder:
         try:
             draw(self.picture(name))
         except Exception as error:
-            told = f"warning: {self.picture(name)} was not drawn: {error_text(error)}"
-            complain("fedjax_sim", told, 0)
+            warning = f"warning: {self.picture(name)} was not drawn: {error_text(error)}"
+            complain("fedjax_sim", warning, 0)
 
     def log(
         self,

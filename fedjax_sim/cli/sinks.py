@@ -130,10 +130,10 @@ class Sending:
             yield
         except Exception as error:  # a tracker's network is no reason to lose a run
             if not self._failed:
-                told = (
+                warning = (
                     f"warning: --sink {self._name}: {error_text(error)}; the run goes on without it"
                 )
-                complain("fedjax_sim.bench", told, 0)
+                complain("fedjax_sim.bench", warning, 0)
             self._failed = True
 
 

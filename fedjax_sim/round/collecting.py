@@ -135,15 +135,16 @@ def absorb(
             changes = tree.subtract(slots.variables, cohort.received)
         gathered, after = _preaggregate(parts, key, state, Gathered(changes, weights, cohort))
         own_key, opt_state, shared = stream(key, Round.SERVER), state.opt_state, state.shared_state
+        sent = received(parts, state.server)
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
             mean = aggregate(parts, gathered) if step is None else _over_whole(step, gathered)
             mean = over_covered(parts, mean, gathered, state.round)
+            masks = travels(parts, state.server), sent
             taken, opt_state, shared = _server_moves(
-                parts, own_key, mean, opt_state, shared, gathered
+                parts, own_key, mean, opt_state, shared, gathered, *masks
             )
-        sent = received(parts, state.server)
         moved = tree.filled(tree.only(sent, tree.add(state.server, taken)), state.server)
         broadcast = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)
         new = state._replace(
@@ -189,17 +190,18 @@ def _server_moves(
     opt_state: PyTree,
     shared_state: PyTree,
     gathered: Gathered,
+    mask: PyTree,
+    sent: PyTree,
 ) -> tuple[Variables, PyTree, PyTree]:
-    """Returns the server's step, its state, and the shared state after the aggregate ``step``."""
+    """Returns the server's step, its state, and the shared state after the aggregate ``step``.
+
+    ``mask`` and ``sent`` are the leaves that travel, and those that clients receive.
+    """
     server = gathered.cohort.server
     _check_shapes("aggregator must return what the server holds", step, server)
     if parts.local.follow is not None:
         shared_state = parts.local.follow(shared_state, step, gathered)
     # A code or a norm of the server only applies to leaves that it changes.
-    if parts.exchange.fragments:  # the gathered leaves are a fragment, and all travel
-        mask = sent = jax.tree.map(lambda leaf: True, server)
-    else:
-        mask, sent = travels(parts, server), received(parts, server)
     some = _part_of(mask, gathered, sent)
     taken, opt_state = parts.server.update(
         key, tree.only(mask, step), some.cohort.server, opt_state, some
@@ -233,7 +235,9 @@ def _fragment_moves(
     step, after = jax.tree.map(jnp.zeros_like, cohort.server), []
     for number, (mask, old) in enumerate(zip(masks, opt_state, strict=True)):
         part = _part_of(mask, gathered)
-        taken, new, _ = _server_moves(parts, key, aggregate(parts, part), old, (), part)
+        all_ = jax.tree.map(lambda leaf: True, part.cohort.server)  # of a fragment
+        mean = aggregate(parts, part)
+        taken, new, _ = _server_moves(parts, key, mean, old, (), part, all_, all_)
         here = turn % len(masks) == number
         zero = jax.tree.map(jnp.zeros_like, taken)
         step = tree.filled(tree.select(here, taken, zero), step)
