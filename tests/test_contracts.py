@@ -1607,7 +1607,7 @@ STREAMS = {
     "Device": {"COMPUTE": 0, "UP": 1, "DOWN": 2},
     "Epoch": {"STEP": 1},
     "Step": {
-        "TRANSFORM": 1,
+        "TRANSFORM": 2**30,
         "PSEUDO_LABELS": 2**31 - 7,
         "WIDTH": 2**31 - 6,
         "PRIVATE": 2**31 - 5,

@@ -50,6 +50,7 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.batches import rows_at
 from fedjax_sim.engine.clients import client_sizes, label_counts, visits
 from fedjax_sim.engine.execution import make_execution
+from fedjax_sim.engine.streams import Step, stream
 from fedjax_sim.partition import emd, iid, label_table, limit_label
 from fedjax_sim.partition.table import (
     Partition,
@@ -450,7 +451,7 @@ class Mixing(oracle.Oracle):
             for i in range(len(rows) if k != client else 0):
                 first = i - i % self.each
                 blocks.append(rows[first : first + self.each])
-        chosen = blocks[int(jax.random.randint(jax.random.fold_in(key, 1), (), 0, len(blocks)))]
+        chosen = blocks[int(jax.random.randint(stream(key, Step.TRANSFORM), (), 0, len(blocks)))]
         mean = self.data.x[chosen].astype(np.float64).mean(axis=0)
         x, y = (1 - self.ratio) * self.data.x[mine].astype(np.float64), self.data.y[mine]
         loss, grads = 0.0, oracle.zeros(layers)

@@ -90,9 +90,12 @@ class Epoch(enum.IntEnum):
 
 
 class Step(enum.IntEnum):
-    """Streams folded into a step's key; the key itself drives dropout."""
+    """Streams folded into a step's key.
 
-    TRANSFORM = 1
+    The key itself goes to the model, which may fold or split it into its own streams from 0 on.
+    """
+
+    TRANSFORM = 2**30
     PSEUDO_LABELS = 2**31 - 7
     WIDTH = 2**31 - 6
     PRIVATE = 2**31 - 5
