@@ -171,7 +171,6 @@ def test_goes_on_to_the_bit(scaffold: Any, tmp_path: Path, rounds: int) -> None:
     wall = [[e.wall_seconds for e in result.evaluations] for result in (resumed, scaffold[1])]
     assert wall[0][: rounds // 2] == wall[1][: rounds // 2]
     assert wall[0] == sorted(wall[0])
-    assert (resumed.xla_programs == 0) == (rounds == 6)
     totals = resumed.samples, resumed.steps, resumed.executed
     assert totals == (scaffold[1].samples, scaffold[1].steps, scaffold[1].executed)
 
