@@ -397,7 +397,7 @@ def test_a_full_disk_does_not_end_the_run(
             time.sleep(0.01)
         kept.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device; the run goes"):
+    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device; the run continues"):
         result = run(
             algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_rounds=note
         )

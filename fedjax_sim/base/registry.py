@@ -86,7 +86,7 @@ class Registry(Mapping[str, T]):
 @RULES.register above it
         >>> rules.resolve("have")
         Traceback (most recent call last):
-        fedjax_sim.base.registry.UnknownNameError: 'have' is no rule; did you mean halve?
+        fedjax_sim.base.registry.UnknownNameError: unknown rule 'have'; did you mean halve?
     """
 
     def __init__(
