@@ -44,6 +44,7 @@ from fedjax_sim.partition.measures import labelled_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.provenance import client_privacy_of, privacy_of
 from fedjax_sim.tasks import scoring
 
 
@@ -206,6 +207,13 @@ def build(config: Config) -> Setup:
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
                 "its models in flight: add --evaluated server"
             )
+    if delta is not None and all(
+        privacy_of(made, data) is client_privacy_of(made, data) is None
+        for made in algorithms.values()
+    ):
+        raise ValueError(
+            f"--delta is for private methods, such as dp_fedavg, not {' and '.join(algorithms)}"
+        )
     check_target(config.ending, task, score, algorithms, own=problem.scores_own)
     return Setup(
         task=task,
