@@ -791,9 +791,11 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(
     run, other = make("run", {"a": [[0.5]], "b": [[0.5]]}), make("other", {"a": [[0.5]]})
     out = run / "report"
     assert main([str(run), "--wide"]) == 0
-    (out / "notes.txt").write_text("mine")
+    mine = {"notes.txt", "table_mine.tex", "curves_final.pdf", "report.tex"}
+    for name in mine:
+        (out / name).write_text("mine")
     assert main([str(other), "--out", str(out)]) == 0
-    wanted = FILES - {"clients.svg", "clients.pdf", "partition_1.png"} | {"notes.txt"}
+    wanted = FILES - {"clients.svg", "clients.pdf", "partition_1.png"} | mine
     assert {path.name for path in out.iterdir()} == wanted
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert main([str(other), "--out", str(out)]) == 0

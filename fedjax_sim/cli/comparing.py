@@ -18,7 +18,7 @@ from fedjax_sim.cli.reporting.page import fragment
 from fedjax_sim.cli.reporting.read import Reading, read
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.reporting.wide import Wide, wides
-from fedjax_sim.cli.saving import check_alike, check_named, write_records
+from fedjax_sim.cli.saving import check_alike, check_named, check_text, write_records
 from fedjax_sim.run import Result
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def _parts(results: Any) -> list[_Part]:
         check_named(results)
         return [(name, None, {name: result}) for name, result in results.items()]
     for column, part in results.items():
+        check_text(column)
         try:
             check_named(part)
             check_alike(part)

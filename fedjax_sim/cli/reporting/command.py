@@ -23,9 +23,10 @@ from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
 OWN_FILE = re.compile(
-    r"(report|table|wide|curves|clients|ranks|partition)(_\w+)?\.(html|md|tex|csv|svg|pdf|png)"
+    r"report\.(html|md)|(table|wide)\.(tex|csv)"
+    r"|(curves|clients|ranks|partition)(_\d+|_all)*\.(svg|pdf|png)"
 )
-"""The files of a report; those of an earlier one are removed."""
+"""The names of a report's files; those of an earlier report are removed."""
 SETTING = "partition"
 """The setting whose values are the columns of ``--wide``, if there is no other."""
 
