@@ -526,14 +526,21 @@ def test_methods_without_a_score_are_told(
     assert "No score of run: b, only: b: some leaves" in capsys.readouterr().out
 
 
+def write_study(folder: Path, *cells: str, **more: Any) -> None:
+    """Writes the record of a study."""
+    listed = [{"folder": f"cells/{name}", "settings": {}} for name in cells]
+    (folder / "study.json").write_text(json.dumps({"cells": listed, **more}))
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_study_is_its_cells_that_are_finished(
     make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, score in (("one", 0.5), ("two", 0.6), ("three", 0.7), ("four", 0.1)):
         make(f"study/cells/{name}", {"a": [[score]], "b": [[score]]}, lr=score)
+    make("study/cells/earlier", {"c": [[0.9]]})  # of a file that had this cell
     study, cells = tmp_path / "study", tmp_path / "study" / "cells"
-    (study / "study.json").write_text("{}")
+    write_study(study, "five", "four", "one", "three", "two")
     (cells / "three" / "summary.json").unlink()
     (cells / "five").mkdir()  # not begun
     summary = json.loads((cells / "four" / "summary.json").read_text())
@@ -570,7 +577,7 @@ def test_a_study_keeps_the_names_of_its_rows(
         make(f"study/cells/{i}", {text: scores[text] for text in texts}, **settings)
     rows = {"Ours": texts[2:], "FedAvg": texts[:2]}
     study = tmp_path / "study"
-    (study / "study.json").write_text(json.dumps({"rows": rows, "baseline": "FedAvg"}))
+    write_study(study, "0", "1", rows=rows, baseline="FedAvg")
     blank: Any = vars(pictures)["draw_series"]
     drawn: dict[str, list[tuple[str, str]]] = {}
 
@@ -737,7 +744,7 @@ def test_other_settings_make_tables_of_their_own(
 def test_folders_of_one_name_are_told_apart(make: Callable[..., Path], tmp_path: Path) -> None:
     for study in ("x", "y"):
         make(f"{study}/cells/run", {"a": [[0.5]]})
-        (tmp_path / study / "study.json").write_text("{}")
+        write_study(tmp_path / study, "run")
     make("run", {"a": [[0.5]]})
     reading = read([tmp_path / "x", tmp_path / "y", tmp_path / "run", tmp_path / "run"])
     assert [*reading.runs] == ["x/run", "y/run", f"{tmp_path.name}/run"]

@@ -474,7 +474,8 @@ def test_a_study_chooses_by_the_models_that_it_reports(ran: Path, tmp_path: Path
     )
     plan = read_study(file)
     shutil.copytree(ran, tmp_path / "cells" / "all")
-    (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows}))
+    cells = [{"folder": "cells/all", "settings": {}}]
+    (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows, "cells": cells}))
     summary = fs.load_run(ran).summary
     trials = read([tmp_path]).trials
     ditto, fedper = (known(selected([t for t in trials if t.row == row])) for row in plan.rows)

@@ -37,6 +37,7 @@ from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.matching import ASSUMED
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
 from fedjax_sim.models.factories import model_of, with_settings
 from fedjax_sim.partition import Partition, label_table
@@ -189,7 +190,14 @@ def build(config: Config) -> Setup:
             )
             return make_algorithm(name, config, common, trained, fits)
 
-        return scheduled(mine, local, experiment.rounds, made_of)
+        try:
+            return scheduled(mine, local, experiment.rounds, made_of)
+        except ValueError as error:
+            if ASSUMED in str(error) and mine.optimizer != "sgd":
+                raise ValueError(f"--optimizer {mine.optimizer}: {error}") from error
+            if "rate_by_round needs" in str(error):
+                raise ValueError(f"--lr-schedule {mine.lr_schedule}: {error}") from error
+            raise
 
     def varied(name: str, **own: Any) -> Algorithm:
         return algorithm_of(name, config.with_own(name, own), check=False)
