@@ -32,7 +32,7 @@ from fedjax_sim.cli.training import (
     rounds_of,
     scheduled,
 )
-from fedjax_sim.cli.written import read
+from fedjax_sim.cli.written import parse_label
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
@@ -127,8 +127,9 @@ def build(config: Config) -> Setup:
     score = task.score if config.scores.score is None else config.scores.score
     with flagging("score"):
         task = scoring(task, score)
-    asked = experiment.partition, experiment.clients
-    deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
+    deal = dealing.choose(
+        experiment.partition, experiment.clients, dataset, experiment.seeds, flag="--partition"
+    )
     partitions = dealing.make_partitions(experiment, deal, split, dataset)
     with flagging("clients", "folds", "standardise"):
         problem = make_problem(config, dataset, partitions)
@@ -169,7 +170,7 @@ def build(config: Config) -> Setup:
         raise ValueError(
             f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
         )
-    clock = timing.made(config.timing)
+    clock = timing.make_clock(config.timing)
 
     def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
         mine, local = training, common_local
@@ -268,7 +269,7 @@ def make_algorithm(
     try:
         clock = {"clock": common.clock} if "clock" in own else {}
         made = make(method, common, **given, **clock)
-        made = parts.replaced(made, config.parts.texts | read(name).parts, common)
+        made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)

@@ -15,7 +15,7 @@ from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import summaries
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements, terminal
 from fedjax_sim.cli.reporting.page import fragment
-from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.read import Reading, read_folders
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.reporting.wide import Wide, wides
 from fedjax_sim.cli.saving import check_alike, check_named, check_text, write_records
@@ -149,7 +149,7 @@ def compare(
             finally:
                 folder.close()
             folders.append(path)
-        reading = read(folders)
+        reading = read_folders(folders)
     try:
         groups = grouped(reading.trials, baseline, reading.baseline)
         wide = wides(reading, SETTING, baseline) if parts[0][1] is not None else []

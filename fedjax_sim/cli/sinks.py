@@ -45,7 +45,7 @@ def tensorboard(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
     """Opens event files in ``tensorboard/`` of the run's folder, by tensorboardX."""
     from tensorboardX import SummaryWriter
 
-    # One that goes on tells all of its rounds again, in place of what was told before.
+    # A resumed run logs all of its rounds again, in place of the earlier entries.
     place = folder / "tensorboard" / quote(name, safe=" ,=()")
     writer = SummaryWriter(str(place), purge_step=0)
     writer.add_text("settings", json.dumps(settings, indent=2))
@@ -83,7 +83,7 @@ SINKS: Registry[Opens] = Registry(
 """Sinks by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
 
-def known(text: str) -> str:
+def check_sink(text: str) -> str:
     """Returns the name of a sink that can be opened here."""
     try:
         name, _ = SINKS.resolve(text)

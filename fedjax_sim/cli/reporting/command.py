@@ -18,7 +18,7 @@ from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import sections, summaries
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
-from fedjax_sim.cli.reporting.read import Reading, no_score, read
+from fedjax_sim.cli.reporting.read import Reading, no_score, read_folders
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         folders = [Path(text) for text in given.folders]
-        reading = read(folders)
+        reading = read_folders(folders)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
         setting = (
             reading.columns if given.wide is None else given.wide or reading.columns or SETTING

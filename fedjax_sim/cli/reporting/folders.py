@@ -45,7 +45,7 @@ def study_of(folder: Path) -> StudyRecord:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def named(
+def name_folders(
     folders: Sequence[Path], studies: Mapping[Path, StudyRecord]
 ) -> dict[str, tuple[Path, StudyRecord | None]]:
     """Returns run folders by their shortest names, with the record of their study if any.
