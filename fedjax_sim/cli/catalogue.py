@@ -110,14 +110,14 @@ def listing(words: Sequence[str] = ()) -> str:
 
 
 def _entry(name: str) -> str:
-    """Returns the lines of a method in the list."""
+    """Returns the lines of a method in the list; a user's may have no docstring."""
     try:
         m = describe_method(name)
     except ValueError as error:  # a registered function that the command cannot run
         return f"{name:20}no method of the command: {error}"
     flags = (f"{key} {default}" for key, (default, _) in m.options.items() if default)
     rows = {
-        name: f"{m.summary} [{m.paper}]" if m.paper else m.summary,
+        name: f"{m.summary} [{m.paper}]" if m.paper else m.summary or "-",
         "  flags": ", ".join(flags),
         "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
     }

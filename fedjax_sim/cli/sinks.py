@@ -107,15 +107,16 @@ class Sending:
     def log(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the lines of ``metrics.jsonl`` of one evaluation."""
         for row in rows:
+            if self._failed:
+                return
             place = {key: row[key] for key in _PLACE if key in row}
             at, key = place.pop("round"), (*place.values(),)
             with self._guarded():
-                if key not in self._open and not self._failed:
+                if key not in self._open:
                     algorithm, *others = place.items()
                     name = ", ".join([algorithm[1], *(f"{what} {which}" for what, which in others)])
                     self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
-                if not self._failed:
-                    self._open[key].log(dict(flat(row)), at)
+                self._open[key].log(dict(flat(row)), at)
 
     def close(self) -> None:
         """Closes all open runs."""
