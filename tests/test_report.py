@@ -565,6 +565,20 @@ def test_a_study_is_its_cells_that_are_finished(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_study_beside_another_run_has_no_table_of_columns(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The run may lack their setting."""
+    cell, other = (make(name, {"a": [[0.5]]}) for name in ("study/cells/0", "other"))
+    study, listed = tmp_path / "study", [{"folder": f"cells/{cell.name}", "settings": {"emd": 1}}]
+    (study / "study.json").write_text(json.dumps({"cells": listed, "columns": "emd"}))
+    for folders, wide in (([study], True), ([study, other], False)):
+        out = tmp_path / f"{wide}"
+        assert main([*map(str, folders), "--out", str(out)]) == 0
+        assert (out / "wide.tex").exists() == wide
+
+
 def test_a_study_keeps_the_names_of_its_rows(
     make: Callable[..., Path], undrawn: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

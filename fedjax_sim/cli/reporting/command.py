@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         folders = [Path(text) for text in given.folders]
         reading = read_folders(folders)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
-        setting = (
-            reading.columns if given.wide is None else given.wide or reading.columns or SETTING
-        )
+        # Other runs may lack the setting of a study's columns, or have a method in one of them too.
+        implied = reading.columns if len(folders) == 1 else None
+        setting = implied if given.wide is None else given.wide or reading.columns or SETTING
         tables = [] if setting is None else wides(reading, setting, given.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
         try:
