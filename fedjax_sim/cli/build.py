@@ -32,11 +32,12 @@ from fedjax_sim.cli.training import (
     rounds_of,
     scheduled,
 )
-from fedjax_sim.cli.written import read
+from fedjax_sim.cli.written import parse_label
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine.execution import Execution, make_execution
+from fedjax_sim.engine.matching import ASSUMED
 from fedjax_sim.models import MODELS, SCALES_ITSELF, with_compute_dtype, with_scaling
 from fedjax_sim.models.factories import model_of, with_settings
 from fedjax_sim.partition import Partition, label_table
@@ -44,6 +45,7 @@ from fedjax_sim.partition.measures import labelled_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.provenance import client_privacy_of, privacy_of
 from fedjax_sim.tasks import scoring
 
 
@@ -125,8 +127,9 @@ def build(config: Config) -> Setup:
     score = task.score if config.scores.score is None else config.scores.score
     with flagging("score"):
         task = scoring(task, score)
-    asked = experiment.partition, experiment.clients
-    deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
+    deal = dealing.choose(
+        experiment.partition, experiment.clients, dataset, experiment.seeds, flag="--partition"
+    )
     partitions = dealing.make_partitions(experiment, deal, split, dataset)
     with flagging("clients", "folds", "standardise"):
         problem = make_problem(config, dataset, partitions)
@@ -167,7 +170,7 @@ def build(config: Config) -> Setup:
         raise ValueError(
             f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
         )
-    clock = timing.made(config.timing)
+    clock = timing.make_clock(config.timing)
 
     def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
         mine, local = training, common_local
@@ -188,7 +191,14 @@ def build(config: Config) -> Setup:
             )
             return make_algorithm(name, config, common, trained, fits)
 
-        return scheduled(mine, local, experiment.rounds, made_of)
+        try:
+            return scheduled(mine, local, experiment.rounds, made_of)
+        except ValueError as error:
+            if ASSUMED in str(error) and mine.optimizer != "sgd":
+                raise ValueError(f"--optimizer {mine.optimizer}: {error}") from error
+            if "rate_by_round needs" in str(error):
+                raise ValueError(f"--lr-schedule {mine.lr_schedule}: {error}") from error
+            raise
 
     def varied(name: str, **own: Any) -> Algorithm:
         return algorithm_of(name, config.with_own(name, own), check=False)
@@ -206,6 +216,13 @@ def build(config: Config) -> Setup:
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
                 "its models in flight: add --evaluated server"
             )
+    if delta is not None and all(
+        privacy_of(made, data) is client_privacy_of(made, data) is None
+        for made in algorithms.values()
+    ):
+        raise ValueError(
+            f"--delta is for private methods, such as dp_fedavg, not {' and '.join(algorithms)}"
+        )
     check_target(config.ending, task, score, algorithms, own=problem.scores_own)
     return Setup(
         task=task,
@@ -252,7 +269,7 @@ def make_algorithm(
     try:
         clock = {"clock": common.clock} if "clock" in own else {}
         made = make(method, common, **given, **clock)
-        made = parts.replaced(made, config.parts.texts | read(name).parts, common)
+        made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
         made = adapting.exchanged(made, config.weights)
         made = attacking.attacked(made, config.attack, clients)
         made = screened(made, config.ending)

@@ -152,7 +152,7 @@ def grouped(
     return groups
 
 
-def tuned(group: Group) -> Group | None:
+def best_settings(group: Group) -> Group | None:
     """Returns each method's best trial on the validation set; None if no method has several.
 
     A method whose every trial diverged has none. The baseline is that of the baseline's method.
