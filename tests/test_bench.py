@@ -393,7 +393,8 @@ BAD = {
     ),
     "delta 1/n_k": (
         ["--partition", "iid", "--algo", "dp_sgd", "--delta", "0.1"],
-        "--delta must be below 1/n_k = 0.00556 of the largest client for dp_sgd, got 0.1",
+        "--delta must be below 1/n_k = 0.00556 of the largest client for dp_sgd, or it promises "
+        "nothing, got 0.1",
     ),
     "standardised images": (
         ["--split", "holdout", "--standardise", "global"],

@@ -244,10 +244,10 @@ REFUSED = {
         "--lr-schedule step(0.1, 5): round 5 must be below the 5 rounds"
     ),
     "--algo fltrust --server-fraction 0.2 --lr-schedule cosine": (
-        "--lr-schedule cosine: fltrust: rate_by_round needs the round number"
+        "fltrust: rate_by_round needs the round number"
     ),
-    "--algo fednova --optimizer adam": "--optimizer adam: fednova: preaggregation normalise(",
-    "--algo scaffnew(optimizer=yogi)": "--optimizer yogi: scaffnew(optimizer=yogi): local ",
+    "--algo fednova --optimizer adam": "fednova: preaggregation normalise(",
+    "--algo scaffnew(optimizer=yogi)": "scaffnew(optimizer=yogi): local ",
 }  # fmt: skip
 
 
