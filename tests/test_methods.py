@@ -861,7 +861,7 @@ def test_robust_clips_if_it_is_told_to() -> None:
         ({"clients_per_round": 5, "aggregator": "krum"}, None),
         (
             {"clients_per_round": 6, "aggregator": "multi_krum", "byzantine": 0.4},
-            "for byzantine=0.4 of the rows that it gets, clients_per_round is 6: use more clients",
+            "for byzantine=0.4 of the rows that it gets, clients_per_round is 6: use 7 rows, by",
         ),  # 2 of 6, which must be 7
         ({"clients_per_round": 7, "aggregator": "multi_krum", "byzantine": 0.4}, None),
         ({"clients_per_round": 1, "aggregator": "krum", "byzantine": 0.0}, None),
