@@ -65,6 +65,7 @@ def test_ranges(of: Annotated[float, ...], inside: tuple[float], outside: tuple[
         ({"count": 2.5}, "count must be a whole number at least 1, got 2.5"),
         ({"count": 1, "most": "3"}, "most must be a whole number, got '3'"),
         ({"count": 1, "positive": [1]}, "positive must be positive, got [1]"),
+        ({"count": 1, "decay": None}, "decay must be 'slow' or 'fast', got None"),
         ({"count": True}, "count must be a whole number at least 1, got True"),
         ({"count": np.float64(2)}, "count must be a whole number at least 1, got np.float64(2.0)"),
         ({"count": np.int64(2**31)}, "count must be within ±2147483647, got 2147483648"),
