@@ -33,6 +33,7 @@ from fedjax_sim.base.parts import check_kind, is_users, uncalled
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.plan.exchange import needs_of
 from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
@@ -48,13 +49,6 @@ KINDS: dict[str, type] = {
 }
 OPTIONAL = ("finish", "clock")
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
-BYTES_KNOWN = Need(
-    "clock",
-    "a clock without a link if models return one by one, as its messages are known too late",
-    lambda parts: not parts.asynchronous or parts.clock.link is None,
-    "flight=every_round(), or a clock without a link",
-)
-
 _COUNTS = ranges.limits([("clients_per_round", int, {})])
 
 
@@ -141,8 +135,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
     if selection.times:
         yield from (("selection", selection, n) for n in (needs.CLOCK, needs.SYNCHRONOUS))
-    if parts.exchange.fragments:
-        yield "exchange", parts.exchange, BYTES_KNOWN
+    yield from (("exchange", parts.exchange, need) for need in needs_of(parts.exchange))
     if needs.per_visit(parts):
         for need in (KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED):
             yield "weighting", parts.weighting, need
@@ -150,7 +143,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         if part.withholds:  # models in flight, or control variates of others, would be lost
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
         if part.measured or (part.withholds and not part.screens):
-            yield "sending", part, BYTES_KNOWN
+            yield "sending", part, needs.BYTES_KNOWN
         if part.choose is not None:
             yield from (("sending", part, need) for need in DIVIDED)
         if not (part.messages and shared):
