@@ -25,6 +25,7 @@ from fedjax_sim.base import (
     Sending,
     Server,
     Variables,
+    Weighting,
     concrete,
     ranges,
     shown,
@@ -33,6 +34,7 @@ from fedjax_sim.base.parts import check_kind, is_users, uncalled
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.reading import two_weights
 from fedjax_sim.plan.exchange import needs_of
 from fedjax_sim.server.weighting import by_samples
 
@@ -69,6 +71,7 @@ def check_parts(parts: Any) -> None:
     for role, part, need in _derived(parts):
         _check_need(role, part, need, parts)
     _check_effect(parts)
+    _check_weighting(parts.weighting)
     redistribution = parts.flight.redistribution
     if redistribution is not None and parts.learned is None:
         _check_redistribution(redistribution, parts.slots)
@@ -101,11 +104,13 @@ def _check_kinds(parts: Any) -> None:
     flight = parts.flight
     if flight.refresh is not None:
         check_kind("refresh must be a", Refresh, flight.refresh)
-    functions = {role: getattr(parts, role) for role in ("weighting", "aggregator", "personal")}
-    if parts.learned is None:
+    functions = {"weighting": parts.weighting, "aggregator": parts.aggregator}
+    if parts.personal is not None:
+        functions["personal"] = parts.personal
+    if flight.redistribution is not None and parts.learned is None:
         functions["redistribution"] = flight.redistribution
     for role, part in functions.items():
-        if isinstance(part, type) or not (part is None or callable(part)):
+        if isinstance(part, type) or not callable(part):
             got = uncalled(part) if isinstance(part, type) else repr(part)
             raise ValueError(f"{role} must be a function, got {got}")
 
@@ -162,6 +167,16 @@ def _check_effect(parts: Any) -> None:
                 f"{role} {shown(getattr(parts, role))} has no effect with exchange "
                 f"{parts.exchange}, by which no model is sent: use exchange=everything()"
             )
+
+
+def _check_weighting(weighting: Weighting) -> None:
+    """Evaluates it on two models: one that is not positive would keep the server where it is."""
+    given = two_weights(weighting, (2, 90))
+    if given is not None and not np.all(np.isfinite(given) & (given > 0)):
+        raise ValueError(
+            f"weighting must give each model a positive finite number, {shown(weighting)} gave "
+            f"{given.tolist()} for clients of 1 and 40 samples"
+        )
 
 
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
