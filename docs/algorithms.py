@@ -8,7 +8,7 @@ import textwrap
 from composition import own_parts
 
 from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.cli.catalogue import Method, described
+from fedjax_sim.cli.catalogue import Method, describe_method
 
 ASKED = {
     "ozdayi": "--server-fraction 0.05",
@@ -54,7 +54,7 @@ settings of one method: `--algo "fedprox(mu=0.1)"`. In Python,
 
 def page() -> str:
     """Returns the text of ``docs/algorithms.md``."""
-    methods = [described(name) for name in ALGORITHMS if name in ALGORITHMS.own]
+    methods = [describe_method(name) for name in ALGORITHMS if name in ALGORITHMS.own]
     lines = [HEAD]
     lines += [
         _row(f"[`{m.name}`](#{_anchor(_title(m))})", _markdown(m.summary), m.paper) for m in methods

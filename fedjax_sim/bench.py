@@ -22,7 +22,7 @@ from fedjax_sim.cli.processes import in_step, wait, writes
 from fedjax_sim.cli.resuming import to_go_on
 from fedjax_sim.cli.running import (
     checkpoints_found,
-    finished,
+    finished_status,
     open_folder,
     programs,
     run,
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config = parse(argv)
             if config.machine.or_resume and config.machine.resume is not None:
-                done = finished(config, Path(config.machine.resume))
+                done = finished_status(config, Path(config.machine.resume))
                 if done is not None:
                     return done
             start_jax(config.machine)

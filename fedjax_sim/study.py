@@ -112,7 +112,7 @@ def _open(study: Study, asked: Asked) -> Claim:
         claim = claim_begun(asked.folder)
     else:
         claim = claim_new(asked.folder, named=asked.named)
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "rows": study.rows,
         "baseline": study.baseline,
         "columns": study.across,
@@ -121,7 +121,7 @@ def _open(study: Study, asked: Asked) -> Claim:
     }
     try:
         write_text(claim.path / FILE, text)
-        write_json(claim.path / "study.json", told)
+        write_json(claim.path / "study.json", record)
         _copy_cells(study, asked, claim.path)
     except (ValueError, OSError):
         claim.release(remove=True)

@@ -22,7 +22,7 @@ from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.problem import Problem, by_clients, by_names
 from fedjax_sim.cli.reporting.compare import grouped
-from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.cli.reporting.read import read_folders
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.partition import partition_from_lists
 
@@ -277,7 +277,7 @@ def test_a_run_whose_test_clients_adapt(
     assert "adapted" not in summary["fedavg"]
     assert len(summary["ditto"]["personal_score_validated_per_run"]) == 2
     assert "personal_accuracy_last" not in summary["fedavg"]
-    reading = read([out])
+    reading = read_folders([out])
     assert [trial.label for trial in reading.trials] == ["ditto", "ditto, adapted models", "fedavg"]
     (group,) = grouped(reading.trials, None)
     assert "25 % to adapt, 25 % to validate" in group.problem.title(scored=False)

@@ -387,9 +387,14 @@ BAD = {
         ["--algo", "dp_fedavg", "--delta", "0.125"],
         "--delta must be below 1/N = 0.125, or it promises nothing, got 0.125",
     ),
+    "delta of none": (
+        ["--compare", "fedavg", "--delta", "0.01"],
+        "--delta is for private methods, such as dp_fedavg, not phase_shift and fedavg\n",
+    ),
     "delta 1/n_k": (
         ["--partition", "iid", "--algo", "dp_sgd", "--delta", "0.1"],
-        "--delta must be below 1/n_k = 0.00556 of the largest client for dp_sgd, got 0.1",
+        "--delta must be below 1/n_k = 0.00556 of the largest client for dp_sgd, or it promises "
+        "nothing, got 0.1",
     ),
     "standardised images": (
         ["--split", "holdout", "--standardise", "global"],

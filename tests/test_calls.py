@@ -18,7 +18,7 @@ from fedjax_sim.base.registry import trusting
 from fedjax_sim.cli.build import build as build_all
 from fedjax_sim.cli.making import make, stand_in
 from fedjax_sim.cli.parser import parse as parse_command
-from fedjax_sim.cli.parts import ROLES, checked, made
+from fedjax_sim.cli.parts import ROLES, check_part, make_part
 from fedjax_sim.cli.resuming import check_settings
 from fedjax_sim.cli.studies.plan import read_study
 
@@ -54,7 +54,7 @@ def test_names_have_dashes_dots_and_modules() -> None:
 
 def test_a_choice_of_a_parameter_needs_no_quotes() -> None:
     text = "simulated(1, deadline=3, late=partial)"
-    assert shown(made("clock", text, {})) == "simulated(1, deadline=3, late='partial')"
+    assert shown(make_part("clock", text, {})) == "simulated(1, deadline=3, late='partial')"
 
 
 def test_alternatives_stand_at_any_depth() -> None:
@@ -103,7 +103,7 @@ def test_parts_are_read_back_from_what_they_print() -> None:
                 objects.append(text)
                 continue
             roles.add(role)
-            again = made(role, text.replace("<Model>", "model"), {"model": common.model})
+            again = make_part(role, text.replace("<Model>", "model"), {"model": common.model})
             if shown(list(again.values()) if isinstance(again, dict) else again) != text:
                 wrong.append(f"{name}: {text}")
     counted = f"{len(objects)} that hold an optimiser, an array or a function were left out"
@@ -124,9 +124,9 @@ def test_an_argument_that_does_not_fit_is_named() -> None:
         "(mean, mean)": "must be one part, got 2",
     }.items():
         with pytest.raises(ValueError, match=re.escape(message)):
-            made("aggregator", text, {})
+            make_part("aggregator", text, {})
     with pytest.raises(ValueError, match=r"^gradient_dissimilarity\(\) must be written "):
-        made("diagnostics", "gradient_dissimilarity", {})
+        make_part("diagnostics", "gradient_dissimilarity", {})
 
 
 def test_names_of_other_modules_are_parts_that_the_caller_trusts(
@@ -138,13 +138,13 @@ def test_names_of_other_modules_are_parts_that_the_caller_trusts(
         "    def rule(stack, weights, key=None):\n        return stack / times\n    return rule\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert checked("aggregator", "theirs:half( 2 )") == "theirs:half(2)"
-    assert made("aggregator", "theirs:half(2)", {})(4.0, None) == 2.0
+    assert check_part("aggregator", "theirs:half( 2 )") == "theirs:half(2)"
+    assert make_part("aggregator", "theirs:half(2)", {})(4.0, None) == 2.0
     for text in ("theirs:half(2)", "chain(mix(0.5), theirs:half)", "theirs:half"):
         with trusting(["fedjax"]), pytest.raises(ValueError, match="--trust theirs"):
-            checked("server", text)
+            check_part("server", text)
     with pytest.raises(ValueError, match="declares by its return type which part it makes"):
-        made("aggregator", "os:system('true')", {})
+        make_part("aggregator", "os:system('true')", {})
 
 
 COMMAND = ["--clients", "8", "--model", "logistic", "--seeds", "1", "--devices", "1"]

@@ -68,7 +68,7 @@ def test_the_command_refuses(given: str, message: str) -> None:
 
 def test_a_clock_has_the_rules_of_its_text() -> None:
     text = "simulated(tiers(1, 2), first=3, deadline=9, late=partial)"
-    made = timing.made(parse([*BASE, "--clock", text]).timing)
+    made = timing.make_clock(parse([*BASE, "--clock", text]).timing)
     assert made is not None
     assert (made.first, made.deadline, made.late) == (3, 9, "partial")
 

@@ -1254,6 +1254,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "preaggregation must be a sequence of PreAggregation, got clip_norm(1.0)",
     ),
     "aggregator": ({"aggregator": "mean"}, "aggregator must be a function, got 'mean'"),
+    "no aggregator": ({"aggregator": None}, "aggregator must be a function, got None"),
     "server": ({"server": fs.server.replace}, "server must be a Server, got the class replace"),
     "diagnostics": (
         {"diagnostics": [fs.diagnostics.model_divergence()]},
@@ -1269,6 +1270,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "personal": ({"personal": "stored"}, "personal must be a function, got 'stored'"),
     "clock": (
         {"clock": fs.clock.simulated}, "clock must be a Clock, got the class simulated",
+    ),
+    "weights that are none": (
+        {"weighting": lambda samples, visited: jnp.log(samples)},
+        "weighting must give each model a positive finite number, <lambda> gave [0.0, 3.68",
     ),
     "absent rows": (
         {"aggregator": lambda rows, weights: jax.tree.map(lambda a: a.mean(0), rows)},

@@ -133,6 +133,10 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "broken labels": ({"y": Y + 0.5, "task": "classification"}, r"y must be integers \[4\]"),
     "unknown name": ({"y": ["a", "b"] * 2, "class_names": ("a", "c")}, "y must be names .*, got b"),
     "names of other classes": ({"y": ["a", "b"] * 2, "classes": 3}, "classes must be 2, as y has"),
+    "close y": (
+        {"y": np.stack([1e9 + Y + 0.5, Y], axis=1)},
+        "y must have .* in float32, got 1000000000.5 to 1000000001.5: .* such as 1000000001$",
+    ),
     "float y": ({"y": Y.astype(float)}, "y must be of one task, got 2 different whole numbers"),
     "y NaN": ({"y": [0.5, np.nan, 1.5, 2.5]}, "y must be finite, got nan"),
     "y beyond float32": ({"y": [0.5, 1e300, 1.5, 2.5]}, "y must be finite, got 0.5 to inf"),

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedjax_sim import bench, study
-from fedjax_sim.cli import partitioning
-from fedjax_sim.cli.commands import enter
+from fedjax_sim.cli import commands, partitioning
 from fedjax_sim.cli.reporting import command as report
 
 ROOT = Path(__file__).parents[1]
@@ -33,8 +32,9 @@ def printed(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", out)
         patch.setattr(sys, "stderr", err)
+        patch.setattr(commands, "listen", lambda: None)  # pytest keeps its own signals
         with pytest.raises(SystemExit) as end:
-            enter(main)
+            commands.enter(main)
     for stream in (out, err):
         stream.seek(0)
     return int(end.value.code or 0), out.read() + err.read()

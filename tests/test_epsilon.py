@@ -261,12 +261,6 @@ class unchecked(privacy.gaussian_mechanism):
     needs = ()
 
 
-class unchecked_fragments(fs.base.Exchange):
-    """Fragments without the needs of ``fs.exchange.fragments``."""
-
-    fragments = (HEAD, fs.leaves.all_but(HEAD))
-
-
 MECHANISM = privacy.gaussian_mechanism(1.0, Z, M)
 FEDAVG = fs.fedavg(LOCAL, clients_per_round=M).on(ONE)
 LATE = "unknown because of clock simulated(1.0, "
@@ -313,10 +307,6 @@ UNKNOWN: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "statistics of rows": (
         lambda: gaussian(diagnostics={"far": diagnostics.model_divergence()}),
         "unknown because of diagnostics {'far': model_divergence()}",
-    ),
-    "fragments": (
-        lambda: gaussian(exchange=unchecked_fragments()),
-        "unknown because of exchange unchecked_fragments()",
     ),
     "a broadcast that remembers": (
         lambda: gaussian(broadcast=remembers()), "unknown because of broadcast remembers()",

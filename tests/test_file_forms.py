@@ -182,8 +182,13 @@ LOADED: dict[str, tuple[Callable[[], None], str, Facts, Any]] = {
     "pictures of two sizes": (
         pictures,
         "folder:images,test=0.2,size=3x2",
-        lambda d: (d.class_names, d.train_x.shape, d.test_x.shape),
-        (("0", "2", "10"), (12, 2, 3, 3), (3, 2, 3, 3)),
+        lambda d: (d.class_names, d.train_x.shape, d.test_x.shape, *d.notes),
+        (
+            ("0", "2", "10"),
+            (12, 2, 3, 3),
+            (3, 2, 3, 3),
+            "1 of 15 images lose their transparency.",
+        ),
     ),
 }
 REJECTED: dict[str, tuple[Callable[[], None], str, str]] = {

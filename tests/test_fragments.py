@@ -103,11 +103,14 @@ def test_whole_runs_are_those_of_the_oracle(
     assert len(cohorts) == {ROUNDS: 1, 3: 2, 1: ROUNDS}[stay]
 
 
-def test_leaves_in_no_fragment_may_be_frozen(net: fs.Model) -> None:
-    class head(Exchange):
-        fragments = (leaves.named("Dense_1"),)
-        frozen = leaves.named("Dense_0")
+class head(Exchange):
+    """A user's."""
 
+    fragments = (leaves.named("Dense_1"),)
+    frozen = leaves.named("Dense_0")
+
+
+def test_leaves_in_no_fragment_may_be_frozen(net: fs.Model) -> None:
     short = {"flight": flight.every_round(), "selection": selection.uniform()}
     found, wanted = (
         play(streaming(net).replace(exchange=part, **short), net, make_federation().data, 2)
@@ -191,6 +194,11 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
         "strided(2, 3) needs a model with more layers than 2",
     ),
     "a first layer": (lambda net: leaves.strided(2, 2), "first must be at least 0 and below the"),
+    "codes of a user's fragments": (
+        lambda net: streaming(net).replace(
+            exchange=head(), sending=(fs.sending.clip_norm(1.0),)
+        ), "exchange head() needs clients that send their updates unchanged, sending is (clip_",
+    ),
     "bytes that a clock knows too late": (
         lambda net: streaming(net).replace(
             flight=flight.buffered(2), selection=selection.uniform(),

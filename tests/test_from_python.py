@@ -221,6 +221,9 @@ def test_results_of_other_clients_are_not_compared(
         ({}, "results must be results by name"),
         ({"a": 1}, "a must be a Result with an evaluation, got 1"),
         ({"a": fewer}, "a must be a Result with an evaluation"),
+        ({1: other}, "names must be texts, got 1: use '1'"),
+        ({0.1: {"a": other}}, "names must be texts, got 0.1: use '0.1'"),
+        ({"date": other}, "'date' cannot name a result"),
     ):
         with pytest.raises(ValueError, match=message):
             fs.compare(wrong)  # type: ignore[arg-type]

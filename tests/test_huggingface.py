@@ -189,6 +189,16 @@ def test_other_tasks_and_inputs() -> None:
     assert data.class_names == ("False", "True")
 
 
+def test_large_integers_stay_distinct_beside_gaps() -> None:
+    owners = [[2**53, 2**53 + 1, None, 7][i % 4] for i in range(20)]
+    data = from_huggingface(
+        "pets", pets(owner=owners), label="kind", client="owner", missing="drop"
+    )
+    assert data.client_names == ("7", str(2**53), str(2**53 + 1))
+    data = from_huggingface("pets", pets(legs=owners), label="kind", missing="mean")
+    assert data.train_x.dtype == np.float32
+
+
 def two(**splits: Any) -> Any:
     return datasets.DatasetDict(splits)
 
@@ -206,7 +216,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other codes": (
         lambda: two(train=classified(pets()), test=classified(pets(), ("dog", "cat", "ape"))),
         {},
-        "The features can't be aligned",
+        r"column 'kind' must be alike in both splits, .*'eel'\]\) and ClassLabel",
     ),
     "no label": (pets, {"client": "owner"}, "label=COLUMN or target=.* as no column has class"),
     "test": (pets, {"label": "kind", "test": "later"}, "test must be a share, a .* got 'later'"),
@@ -237,7 +247,17 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "ragged": (
         lambda: pets(walk=[[1] * (i + 1) for i in range(20)]),
         {"label": "kind", "input": "walk"},
-        "column 'walk' must have one shape in all rows",
+        "column 'walk' must have lists of one length in all rows",
+    ),
+    "sound": (  # decoding would open the files that it names
+        lambda: pets(said=["a.wav"] * 20).cast_column("said", datasets.Audio()),
+        {"label": "kind", "input": "said"},
+        r"column 'said' must be lists of numbers, got Audio\(",
+    ),
+    "infinite": (
+        lambda: pets(height=[*range(19), np.inf]),
+        {"target": "height"},
+        "row 19, column 'height' must be a finite number, got 'inf'",
     ),
     "twice": (pets, {"label": "kind", "client": "kind"}, "its own column.* client=kind"),
 }
@@ -305,3 +325,5 @@ def test_files_that_are_none() -> None:
     ):
         with pytest.raises(ValueError, match=f"^hf:{place},label=kind: {message}"):
             load_dataset(f"hf:{place},label=kind")
+    with pytest.raises(ValueError, match="config=small is not for saved data"):
+        load_dataset("hf:pets.parquet,label=kind,config=small")

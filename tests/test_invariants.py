@@ -230,8 +230,12 @@ _shuffled = jax.jit(shuffled, static_argnums=2)
 @given(st.sampled_from([1, 32, 33, 300]), st.integers(0, 2**31), st.data())
 def test_shuffled_is_a_permutation(capacity: int, seed: int, data: st.DataObject) -> None:
     size = data.draw(st.integers(1, capacity))
-    order = np.asarray(_shuffled(jax.random.key(seed), jnp.int32(size), capacity))
+    order, larger = (
+        np.asarray(_shuffled(jax.random.key(seed), jnp.int32(size), most))
+        for most in (capacity, 400)
+    )
     assert sorted(order[:size].tolist()) == list(range(size))
+    assert order[:size].tolist() == larger[:size].tolist()  # whatever the largest client has
     assert (order[size:] >= size).all()
     assert len(order) >= capacity
 

@@ -48,7 +48,7 @@ from fedjax_sim import (
 from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.base.signatures import keywords
 from fedjax_sim.cli.build import build
-from fedjax_sim.cli.catalogue import described
+from fedjax_sim.cli.catalogue import describe_method
 from fedjax_sim.cli.making import make as make_on
 from fedjax_sim.cli.making import stand_in
 from fedjax_sim.cli.parser import parse
@@ -861,7 +861,7 @@ def test_robust_clips_if_it_is_told_to() -> None:
         ({"clients_per_round": 5, "aggregator": "krum"}, None),
         (
             {"clients_per_round": 6, "aggregator": "multi_krum", "byzantine": 0.4},
-            "for byzantine=0.4 of the rows that it gets, clients_per_round is 6: use more clients",
+            "for byzantine=0.4 of the rows that it gets, clients_per_round is 6: use 7 rows, by",
         ),  # 2 of 6, which must be 7
         ({"clients_per_round": 7, "aggregator": "multi_krum", "byzantine": 0.4}, None),
         ({"clients_per_round": 1, "aggregator": "krum", "byzantine": 0.0}, None),
@@ -880,7 +880,7 @@ def test_robust_needs_a_cohort_that_its_share_divides(
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_method_is_one_composition_and_documented(name: str) -> None:
-    method, parts = described(name), parts_of(ALGORITHMS[name])
+    method, parts = describe_method(name), parts_of(ALGORITHMS[name])
     assert parts
     assert all(part.meaning for part in parts)
     assert method.traffic

@@ -84,7 +84,7 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objects": (
         {"y_test": np.array([None] * 4)},
-        "not a whole .npz file of arrays: Object arrays",
+        "not a whole .npz file of arrays: y_test.npy: Object arrays",
     ),
     "text": ({"x_train": np.full((8, 3), "a")}, r"x_train must be numbers .* got <U1 \[8, 3\]"),
     "empty": ({"x_test": np.zeros((0, 3, 5), np.uint8)}, "x_test must be numbers .* n > 0"),
@@ -102,6 +102,10 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "one class": ({"y_train": np.zeros(8, int), "y_test": np.zeros(4, int)}, "at least two"),
     "owners": ({"client_train": np.zeros(7)}, r"client_train must have shape \[8\], got \[7\]"),
     "owner alone": ({"client_test": np.zeros(4, int)}, "client_test needs client_train"),
+    "owners beyond float64": (
+        {"client_train": np.full(8, 2**53 + 1), "client_test": np.full(4, 2**53, np.uint64)},
+        "client_test must be int64, as client_train, got uint64",
+    ),
     "owner NaN": ({"client_train": np.full(8, np.nan)}, "client must be .* got NaN"),
 }
 
@@ -201,7 +205,8 @@ BAD_CSV: dict[str, tuple[int, str, str]] = {
         "5,30, ,cat,1",
         "line 7, column 'sex' must have a value, got none: use missing=drop",
     ),
-    "beyond float32": (5, "1e39,3,1,cat,1", "x, column 'height', must be finite"),
+    "beyond float32": (5, "1e39,3,1,cat,1", "line 6, column 'height' must be a finite .*1e"),
+    "repeated": (0, ROWS[0].replace("sex", "height"), "line 1 must have .* got 'height' again"),
     "no label": (6, "5,30,0,,1", "line 7, column 'kind' must have a value"),
     "part": (6, "5,30,0,cat,valid", "line 7, column 'part' must be one of 0, 1, .*'valid'"),
     "long": (3, "3,10,1,ant,0,", "must be csv with 5 columns, got: .* line 4, saw 6"),
@@ -218,7 +223,11 @@ def test_csv_refuses(case: str, pets: Callable[[list[str]], None]) -> None:
 @pytest.mark.parametrize(
     ("name", "rows", "message"),
     [
-        ("csv:pets.csv,label=b", ["a,b"], "must have rows below"),
+        ("csv:pets.csv,label=b", ["a,b"], "must have rows, got none$"),
+        ("csv:pets.csv,label=b,missing=drop", ["a,b", ",c"], "must have rows, got none; all lack"),
+        ("csv:pets.csv,label=b", ["a,b", "1,c,", "2,d,3"], "must have 2 cells in every row"),
+        ("csv:pets.csv,target=b", ["a,b", "1,2", "2,inf"], "line 3, column 'b' .* got 'inf'"),
+        ("csv:pets.csv,label=b,categorical=b", ["a,b", "1,c"], "categorical must .* got 'b'"),
         ("csv:pets.csv,label=b", [], "has no column 'b'"),
         ("csv:pets.csv,label=b", ["b", "1", "2"], "must have an input column too"),
         (

@@ -360,7 +360,7 @@ def test_label_table_refuses_labels_out_of_range() -> None:
         ),
         (
             lambda y: limit_label(np.r_[y[:8], np.zeros(40, int)], 16, labels_per_client=1, seed=0),
-            "clients must all get samples, got 16, of which 6 are empty .* use fewer clients",
+            "clients must all get samples, got 16, of which 6 are empty .* use at most 8 clients",
         ),
         (
             lambda y: limit_label_emd(y, 4, emd=1.6, seed=0),

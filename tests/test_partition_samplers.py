@@ -337,8 +337,10 @@ def test_natural_by_its_text_needs_groups_and_their_number() -> None:
         sample(labels, 2, 0)
     with pytest.raises(ValueError, match=r"each of the 6 samples, .* got shape \[5\]"):
         sample(labels, 2, 0, groups=groups[:5])
-    with pytest.raises(ValueError, match=r"groups must be .* texts \[n\], got float64 \[1\]"):
-        natural([0.5])
+    for wrong in (np.array([0.5]), np.array(["a", None])):
+        with pytest.raises(ValueError, match=r"groups must be .* texts \[n\], got (float|obj)"):
+            natural(wrong)
+    assert natural(np.array(["b", "a", "b"], object)).sizes.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_ranges(of: Annotated[float, ...], inside: tuple[float], outside: tuple[
         ({"count": 2.5}, "count must be a whole number at least 1, got 2.5"),
         ({"count": 1, "most": "3"}, "most must be a whole number, got '3'"),
         ({"count": 1, "positive": [1]}, "positive must be positive, got [1]"),
+        ({"count": 1, "decay": None}, "decay must be 'slow' or 'fast', got None"),
         ({"count": True}, "count must be a whole number at least 1, got True"),
         ({"count": np.float64(2)}, "count must be a whole number at least 1, got np.float64(2.0)"),
         ({"count": np.int64(2**31)}, "count must be within ±2147483647, got 2147483648"),
@@ -97,6 +98,30 @@ def test_numbers_of_numpy_are_those_of_python() -> None:
 
 def test_a_type_that_has_the_name_of_a_range_is_not_one() -> None:
     assert own(None, decay="fast").decay == "fast"
+
+
+class listed(Part):
+    """A part of any number of values."""
+
+    values: tuple[float, ...]
+
+    def __init__(self, *values: float) -> None:
+        object.__setattr__(self, "values", values)
+
+
+class scaled(listed):
+    """Another one, with a setting of its own that has a default."""
+
+    times: Count = 2
+
+
+def test_subclasses_inherit_an_init_that_is_written_by_hand() -> None:
+    made: Any = scaled  # type checkers expect an init of its own
+    given = made(0.5, 1.5)
+    assert (given.values, given.times) == ((0.5, 1.5), 2)
+    assert given == made(0.5, 1.5)
+    with pytest.raises(TypeError, match=r"listed\.__init__\(\) got an unexpected keyword .*times"):
+        made(0.5, times=3)
 
 
 def test_functions_check_and_traced_numbers_pass() -> None:

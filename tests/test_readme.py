@@ -34,7 +34,7 @@ CHOOSING, COMING_FROM, FAQ = "docs/guide/choosing.md", "docs/guide/coming_from.m
 ARTIFACT = "docs/artifact/README.md"
 PAGES = [
     "README.md", "CONTRIBUTING.md", "docs/devices.md", "docs/glossary.md", "docs/releasing.md",
-    METHODS, RUNS, "docs/guide/data.md", "docs/guide/command.md", "docs/guide/paper_table.md",
+    METHODS, RUNS, "docs/guide/data.md", "docs/guide/command.md",
     "docs/recipes.md", "docs/architecture.md", CHOOSING, COMING_FROM, FAQ, ARTIFACT,
 ]  # fmt: skip
 

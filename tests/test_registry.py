@@ -25,6 +25,7 @@ from fedjax_sim.base.registry import Registry, UnknownNameError
 from fedjax_sim.base.spelling import OTHER_WORDS, did_you_mean, plain
 from fedjax_sim.cli import partitioning
 from fedjax_sim.cli.build import build, load_model
+from fedjax_sim.cli.catalogue import listing
 from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
@@ -262,6 +263,7 @@ def test_a_registered_method_that_the_command_cannot_run_does_no_harm(
 ) -> None:
     ALGORITHMS.register(mine.needy)  # its rounds is a flag of the command
     assert parse(["--rounds", "7"]).experiment.rounds == 7
+    assert listing(["needy"]).startswith("needy               -\n")  # without a docstring
     with pytest.raises(ValueError, match="needy cannot run here: --rounds is a flag"):
         parse(["--algo", "needy"])
 

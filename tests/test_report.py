@@ -23,14 +23,14 @@ from fedjax_sim import bench
 from fedjax_sim.cli.reporting import contents, pictures
 from fedjax_sim.cli.reporting.command import main
 from fedjax_sim.cli.reporting.compare import (
+    best_settings,
     decisive,
     difference,
     grouped,
     over_runs,
-    tuned,
     worst_tenth,
 )
-from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.cli.reporting.read import read_folders
 from fedjax_sim.partition.pictures import line_style
 
 FILES = {"report.html", "report.md", "table.csv", "table.tex",
@@ -273,7 +273,7 @@ def test_folds_are_not_independent(make: Callable[..., Path]) -> None:
     theirs = np.linspace(0.2, 0.6, 10)
     gains = np.array([0.05, 0.02, 0.03, -0.01, 0.04, 0.02, 0.01, 0.03, 0.02, 0.04])
     scores = {"a": [theirs.tolist()], "b": [(theirs + gains).tolist()], "c": [theirs.tolist()]}
-    (group,) = grouped(read([make("run", scores, folds=5)]).trials, None)
+    (group,) = grouped(read_folders([make("run", scores, folds=5)]).trials, None)
     _, b, c = (difference(t, known(group.baseline), "final") for t in group.trials)
     t = stats.ttest_1samp(gains, 0).statistic / np.sqrt(1 + 10 / 3)
     assert known(b.p) == pytest.approx(2 * stats.t.sf(t, 9))
@@ -286,7 +286,7 @@ def test_equal_pairs_do_not_count(make: Callable[..., Path]) -> None:
         "run",
         {"a": [[0.2, 0.6, 0.5, 0.1]], "b": [[0.3, 0.7, 0.5, 0.0]], "c": [[0.2, 0.6, 0.5, 0.1]]},
     )
-    (group,) = grouped(read([run]).trials, None)
+    (group,) = grouped(read_folders([run]).trials, None)
     _, b, c = (difference(t, known(group.baseline), "final") for t in group.trials)
     assert (len(b.values), b.equal, b.least) == (4, 1, 0.25)
     exact = stats.wilcoxon([1, 1, -1], method=stats.PermutationMethod()).pvalue
@@ -299,7 +299,7 @@ def test_pairs_are_of_the_same_seed_fold_and_partition(make: Callable[..., Path]
     more = make("more", {"b": [[0.4, 0.5, 0.6, 0.7]]})
     other = make("other", {"c": [[0.9, 0.9]]}, partition_hashes=["f" * 64, f"{1:064x}"])
     apart = make("apart", {"d": [[0.9]]}, dataset="mnist")
-    first, second = grouped(read([ours, more, other, apart]).trials, "a")
+    first, second = grouped(read_folders([ours, more, other, apart]).trials, "a")
     a, b, c = first.trials
     np.testing.assert_allclose(difference(b, a, "final").values, [0.3, 0.3, 0.3])
     np.testing.assert_allclose(difference(c, a, "final").values, [0.9 - 0.2])
@@ -310,14 +310,14 @@ def test_the_round_is_chosen_on_the_validation_set_alone(make: Callable[..., Pat
     test = {"a": [[0.9, 0.1], [0.4, 0.5], [0.6, 0.9]], "b": [[0.2, 0.2]] * 3}
     held = {"a": [[0.1, 0.1], [0.8, 0.7], [0.8, None]], "b": [[0.2, 0.2]] * 3}
     run = make("run", test, validation=held, folds=2)
-    (group,) = grouped(read([run]).trials, None)
+    (group,) = grouped(read_folders([run]).trials, None)
     a = group.trials[0]
     assert decisive(group.trials) == "validated"
     assert known(over_runs(a, "validated")).values.tolist() == [0.4, 0.5]  # the first of equals
     assert known(over_runs(a, "validation")).values.tolist() == [0.8, 0.7]
     assert known(over_runs(a, "final")).values.tolist() == [0.6, 0.9]
     without = make("without", test)
-    (group,) = grouped(read([without]).trials, None)
+    (group,) = grouped(read_folders([without]).trials, None)
     assert decisive(group.trials) == "final"
     assert over_runs(group.trials[0], "validated") is None
 
@@ -330,15 +330,15 @@ def test_settings_are_tuned_on_the_validation_set_alone(
     held = {"p(mu=1)": [[0.8, 0.7]], "p(mu=2)": [[0.2, 0.3]], "a": [[0.5, 0.5]]}
     metric = {"best": best, "percent": best == "highest"}
     run = make("run", test, validation=held, folds=2, metric=metric)
-    (group,) = grouped(read([run]).trials, "a")
-    chosen = known(tuned(group))
+    (group,) = grouped(read_folders([run]).trials, "a")
+    chosen = known(best_settings(group))
     assert chosen.baseline is chosen.trials[1]
     assert [trial.algorithm for trial in chosen.trials] == [
         "p(mu=1)" if best == "highest" else "p(mu=2)",
         "a",
     ]
-    (group,) = grouped(read([make("without", test)]).trials, "a")
-    assert tuned(group) is None
+    (group,) = grouped(read_folders([make("without", test)]).trials, "a")
+    assert best_settings(group) is None
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -363,7 +363,7 @@ def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[...
     values = [*np.linspace(0, 1, 21), None]
     row = {"algorithm": "a", "seed": 0, "round": 1, "client_accuracy": values}
     (run / "clients.jsonl").write_text(json.dumps(row))
-    (trial,) = read([run]).trials
+    (trial,) = read_folders([run]).trials
     assert known(worst_tenth(trial)).mean == pytest.approx(np.mean([1, 0.95, 0.9]))
 
 
@@ -409,7 +409,7 @@ def test_histograms_are_of_all_clients_of_all_runs(
         for (name, seed), of in values.items()
     ]
     (run / "clients.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (group,) = grouped(read([run]).trials, None)
+    (group,) = grouped(read_folders([run]).trials, None)
     shown = [*zip(group.labels, group.trials, strict=True)]
     styles = {"a": line_style(1), "b": line_style(4)}
     pictures.draw_histograms(shown, run / "p.svg", "t", styles)
@@ -431,7 +431,7 @@ def test_a_long_curve_keeps_its_ends(
     drawn: list[Any] = []
     monkeypatch.setattr(pictures, "draw_series", lambda curves, *_: drawn.extend(curves))
     run = make("run", {"a": [[t / 2000] for t in range(1201)], "b": [[0.5]]})
-    (group,) = grouped(read([run]).trials, None)
+    (group,) = grouped(read_folders([run]).trials, None)
     pictures.draw_curves(group, tmp_path, "", "title")
     a, b = drawn[:2]
     assert (len(a.rounds), a.rounds[0], a.rounds[-1]) == (pictures.POINTS, 1, 1201)
@@ -499,7 +499,7 @@ def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None
         row["personal"] = {"client_accuracy": {"mean": row["accuracy"] + 0.2}}
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for baseline in ("a", "a, own models", "b, own models", "b"):
-        (group,) = grouped(read([run]).trials, baseline)
+        (group,) = grouped(read_folders([run]).trials, baseline)
         assert group.labels == ("a", "a, own models", "b, own models")
         finals = [known(over_runs(trial, "final")).mean for trial in group.trials]
         assert finals == pytest.approx([0.55, 0.75, 0.3])
@@ -526,20 +526,27 @@ def test_methods_without_a_score_are_told(
     assert "No score of run: b, only: b: some leaves" in capsys.readouterr().out
 
 
+def write_study(folder: Path, *cells: str, **more: Any) -> None:
+    """Writes the record of a study."""
+    listed = [{"folder": f"cells/{name}", "settings": {}} for name in cells]
+    (folder / "study.json").write_text(json.dumps({"cells": listed, **more}))
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_a_study_is_its_cells_that_are_finished(
     make: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, score in (("one", 0.5), ("two", 0.6), ("three", 0.7), ("four", 0.1)):
         make(f"study/cells/{name}", {"a": [[score]], "b": [[score]]}, lr=score)
+    make("study/cells/earlier", {"c": [[0.9]]})  # of a file that had this cell
     study, cells = tmp_path / "study", tmp_path / "study" / "cells"
-    (study / "study.json").write_text("{}")
+    write_study(study, "five", "four", "one", "three", "two")
     (cells / "three" / "summary.json").unlink()
     (cells / "five").mkdir()  # not begun
     summary = json.loads((cells / "four" / "summary.json").read_text())
     del summary["b"]
     (cells / "four" / "summary.json").write_text(json.dumps(summary))
-    reading = read([study])
+    reading = read_folders([study])
     assert [*reading.runs] == ["four", "one", "two"]
     assert [(t.run, t.algorithm) for t in reading.trials] == [
         ("four", "a"), ("one", "a"), ("one", "b"), ("two", "a"), ("two", "b")
@@ -558,6 +565,20 @@ def test_a_study_is_its_cells_that_are_finished(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_study_beside_another_run_has_no_table_of_columns(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The run may lack their setting."""
+    cell, other = (make(name, {"a": [[0.5]]}) for name in ("study/cells/0", "other"))
+    study, listed = tmp_path / "study", [{"folder": f"cells/{cell.name}", "settings": {"emd": 1}}]
+    (study / "study.json").write_text(json.dumps({"cells": listed, "columns": "emd"}))
+    for folders, wide in (([study], True), ([study, other], False)):
+        out = tmp_path / f"{wide}"
+        assert main([*map(str, folders), "--out", str(out)]) == 0
+        assert (out / "wide.tex").exists() == wide
+
+
 def test_a_study_keeps_the_names_of_its_rows(
     make: Callable[..., Path], undrawn: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -570,7 +591,7 @@ def test_a_study_keeps_the_names_of_its_rows(
         make(f"study/cells/{i}", {text: scores[text] for text in texts}, **settings)
     rows = {"Ours": texts[2:], "FedAvg": texts[:2]}
     study = tmp_path / "study"
-    (study / "study.json").write_text(json.dumps({"rows": rows, "baseline": "FedAvg"}))
+    write_study(study, "0", "1", rows=rows, baseline="FedAvg")
     blank: Any = vars(pictures)["draw_series"]
     drawn: dict[str, list[tuple[str, str]]] = {}
 
@@ -737,9 +758,9 @@ def test_other_settings_make_tables_of_their_own(
 def test_folders_of_one_name_are_told_apart(make: Callable[..., Path], tmp_path: Path) -> None:
     for study in ("x", "y"):
         make(f"{study}/cells/run", {"a": [[0.5]]})
-        (tmp_path / study / "study.json").write_text("{}")
+        write_study(tmp_path / study, "run")
     make("run", {"a": [[0.5]]})
-    reading = read([tmp_path / "x", tmp_path / "y", tmp_path / "run", tmp_path / "run"])
+    reading = read_folders([tmp_path / "x", tmp_path / "y", tmp_path / "run", tmp_path / "run"])
     assert [*reading.runs] == ["x/run", "y/run", f"{tmp_path.name}/run"]
 
 
@@ -791,9 +812,11 @@ def test_a_report_replaces_an_earlier_one_and_nothing_else(
     run, other = make("run", {"a": [[0.5]], "b": [[0.5]]}), make("other", {"a": [[0.5]]})
     out = run / "report"
     assert main([str(run), "--wide"]) == 0
-    (out / "notes.txt").write_text("mine")
+    mine = {"notes.txt", "table_mine.tex", "curves_final.pdf", "report.tex"}
+    for name in mine:
+        (out / name).write_text("mine")
     assert main([str(other), "--out", str(out)]) == 0
-    wanted = FILES - {"clients.svg", "clients.pdf", "partition_1.png"} | {"notes.txt"}
+    wanted = FILES - {"clients.svg", "clients.pdf", "partition_1.png"} | mine
     assert {path.name for path in out.iterdir()} == wanted
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     assert main([str(other), "--out", str(out)]) == 0

@@ -1197,13 +1197,17 @@ def test_what_does_not_fit_is_refused(case: str) -> None:
 def test_attackers_know_what_they_are_told(
     federation: Federation, models: dict[str, fs.Model]
 ) -> None:
-    """Of a rule with state they cannot know the end."""
+    """Of a rule with state, or one that reads more than they see, they cannot know the end."""
     local = fs.local_sgd(fs.empirical_risk(models["logistic"]), optax.sgd(0.1))
     variables = models["logistic"].init(jax.random.key(0))
-    attack = attacks.optimised(MALICIOUS, aggregators.mean, (FAIR,))
-    algorithm = fs.fedavg(local, clients_per_round=4).replace(sending=(attack,))
-    with pytest.raises(ValueError, match=r"must be without state, got agnostic\(0.1\)"):
-        play(algorithm, models["logistic"], federation.data, 1)
+    for before, message in (
+        (FAIR, "must be without state, got agnostic(0.1)"),
+        (preaggregation.normalise(0.1), "normalise(0.1) reads cohort.info"),
+    ):
+        attack = attacks.optimised(MALICIOUS, aggregators.mean, (before,))
+        algorithm = fs.fedavg(local, clients_per_round=4).replace(sending=(attack,))
+        with pytest.raises(ValueError, match=re.escape(message)):
+            play(algorithm, models["logistic"], federation.data, 1)
     with pytest.raises(ValueError, match=re.escape("malicious must be bool[8], one for each")):
         attacks.optimised(np.ones(5, bool), aggregators.mean).init(variables, federation.data)
 

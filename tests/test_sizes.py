@@ -25,7 +25,7 @@ from fedjax_sim.cli.methods import owners_of
 from fedjax_sim.cli.parser import _TAKEN, _chosen, _parser
 from fedjax_sim.cli.partitioning import command as partition
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.written import written
+from fedjax_sim.cli.written import labels_in
 from fedjax_sim.engine import memory, tree
 from fedjax_sim.run.checks import checked_seeds
 
@@ -121,7 +121,7 @@ def test_what_multiplies_is_counted_before_it_is_made(tmp_path: Path) -> None:
         read_study(file)
     many = "|".join(map(str, range(1, 1001)))
     with pytest.raises(ValueError, match="stands for 1,000,000,000 texts: use at most 1,000"):
-        written(f"fedavg(epochs={many}, batch_size={many}, lr={many})")
+        labels_in(f"fedavg(epochs={many}, batch_size={many}, lr={many})")
     with pytest.raises(ValueError, match="seeds must be at most 100,000, got 1,000,000,000"):
         checked_seeds(range(10**9))
 

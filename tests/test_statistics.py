@@ -17,7 +17,7 @@ from fedjax_sim.cli.reporting.statistics import (
     paired,
     ranks,
 )
-from fedjax_sim.cli.reporting.tables import Best, Second, placed
+from fedjax_sim.cli.reporting.tables import Best, Second, mark_best
 
 TABLES = range(6)
 
@@ -93,7 +93,7 @@ def test_the_best_and_the_second_best_are_marked(best: Literal["highest", "lowes
     means = [0.1, 0.1000001, 0.2, float("nan"), 0.3]
     if best == "highest":
         means = [1 - mean for mean in means]
-    kinds = [type(cell) for cell in placed("abcde", means, Metric(best=best))]
+    kinds = [type(cell) for cell in mark_best("abcde", means, Metric(best=best))]
     assert kinds == [Best, Best, Second, str, str]
-    assert [type(cell) for cell in placed("ab", means[1:3], Metric(best=best))] == [Best, str]
-    assert [type(cell) for cell in placed("a", means[:1], Metric(best=best))] == [str]
+    assert [type(cell) for cell in mark_best("ab", means[1:3], Metric(best=best))] == [Best, str]
+    assert [type(cell) for cell in mark_best("a", means[:1], Metric(best=best))] == [str]

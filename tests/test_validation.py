@@ -22,10 +22,10 @@ from fedjax_sim import bench
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.problem import Problem, by_holdout, by_names, official
-from fedjax_sim.cli.reporting.compare import grouped, over_runs, tuned
-from fedjax_sim.cli.reporting.read import read
+from fedjax_sim.cli.reporting.compare import best_settings, grouped, over_runs
+from fedjax_sim.cli.reporting.read import read_folders
 from fedjax_sim.cli.studies.plan import read_study
-from fedjax_sim.cli.studies.results import selected
+from fedjax_sim.cli.studies.results import select_setting
 from fedjax_sim.data import Dataset, EvalSet, eval_set, from_arrays
 from fedjax_sim.partition import Partition, partition_from_lists
 
@@ -266,9 +266,9 @@ def test_a_run_on_named_test_clients(table_of_domains: list[str], tmp_path: Path
             outputs = run.model.apply(one, run.test.x[np.array(rows)], train=False)[0]
             right = np.asarray(outputs).argmax(axis=1) == run.test.y[np.array(rows)]
             assert score == pytest.approx(right.mean())
-    (group,) = grouped(read([tmp_path / "run"]).trials, None)
+    (group,) = grouped(read_folders([tmp_path / "run"]).trials, None)
     assert "tested on photo, art, 25 % to validate" in group.problem.title(scored=False)
-    assert known(tuned(group)).trials
+    assert known(best_settings(group)).trials
 
 
 # Personal models.
@@ -455,8 +455,10 @@ def test_the_folder_has_the_share_and_its_scores(ran: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_tunes_a_method_by_its_own_models(ran: Path) -> None:
-    (group,) = grouped(read([ran]).trials, None)
-    chosen = {trial.own: trial for trial in known(tuned(group)).trials if trial.plain == "ditto"}
+    (group,) = grouped(read_folders([ran]).trials, None)
+    chosen = {
+        trial.own: trial for trial in known(best_settings(group)).trials if trial.plain == "ditto"
+    }
     for own, part in ((False, "validation"), (True, "personal_validation")):
         means = {}
         for name in ("ditto(lam=0.01)", "ditto(lam=1)"):
@@ -474,10 +476,13 @@ def test_a_study_chooses_by_the_models_that_it_reports(ran: Path, tmp_path: Path
     )
     plan = read_study(file)
     shutil.copytree(ran, tmp_path / "cells" / "all")
-    (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows}))
+    cells = [{"folder": "cells/all", "settings": {}}]
+    (tmp_path / "study.json").write_text(json.dumps({"rows": plan.rows, "cells": cells}))
     summary = fs.load_run(ran).summary
-    trials = read([tmp_path]).trials
-    ditto, fedper = (known(selected([t for t in trials if t.row == row])) for row in plan.rows)
+    trials = read_folders([tmp_path]).trials
+    ditto, fedper = (
+        known(select_setting([t for t in trials if t.row == row])) for row in plan.rows
+    )
     found = {name: np.mean(summary[name]["personal_validation_best_per_run"]) for name in summary
              if name.startswith("ditto")}  # fmt: skip
     for trial, setting in ((ditto, max(found, key=lambda name: found[name])), (fedper, "fedper")):

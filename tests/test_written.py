@@ -13,7 +13,7 @@ from fedjax_sim.algorithms import ALGORITHMS
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.methods import parameters
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.written import TRAINED, read, written
+from fedjax_sim.cli.written import TRAINED, labels_in, parse_label
 
 TINY = ["--rounds", "2", "--clients", "8", "--seeds", "2", "--model", "logistic", "--emd", "0.9"]
 TINY += ["--devices", "1"]
@@ -27,13 +27,13 @@ def test_each_has_its_own_settings_and_the_others_the_flags() -> None:
 
 
 def test_a_grid_is_every_combination() -> None:
-    labels = written("fedprox(mu=0.1|1, lr=0.01|0.1|1, epochs=2)")
+    labels = labels_in("fedprox(mu=0.1|1, lr=0.01|0.1|1, epochs=2)")
     assert len(set(labels)) == 6
     assert labels[:2] == (
         "fedprox(mu=0.1, lr=0.01, epochs=2)",
         "fedprox(mu=0.1, lr=0.1, epochs=2)",
     )
-    assert read(labels[-1]) == ("fedprox", {"mu": 1.0}, {"lr": 1.0, "epochs": 2.0}, {})
+    assert parse_label(labels[-1]) == ("fedprox", {"mu": 1.0}, {"lr": 1.0, "epochs": 2.0}, {})
     assert parse(["--algo", "fedavg(lr=1|1)", "--compare", "none"]).algorithms == ("fedavg(lr=1)",)
 
 
@@ -50,7 +50,7 @@ def test_every_option_of_every_method_is_read(name: str) -> None:
     for key, parameter in parameters(name).items():
         default = parameter.default
         if isinstance(default, bool | int | float | str):
-            options = read(f"{name}({key}={default})").options
+            options = parse_label(f"{name}({key}={default})").options
             assert options == {key: default}
             assert type(options[key]) in (type(default), float)
     assert not set(parameters(name)) & set(TRAINED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,8 +54,8 @@ class optimised(Colluding):
         evaluations: evaluations of the rule in each round.
 
     Raises:
-        ValueError: if a setting is out of range; in the first round, if a pre-aggregation has
-            state.
+        ValueError: if a setting is out of range; in the first round, if a pre-aggregation has state
+            or reads more.
 
     Source: Shejwalkar, Houmansadr 2021
     <https://www.ndss-symposium.org/ndss-paper/manipulating-the-byzantine-optimizing-model-poisoning-attacks-and-defenses-for-federated-learning/>,
@@ -97,23 +97,33 @@ class optimised(Colluding):
         start, direction = mean, deviation
         if self.along == "mean":
             start, direction = jax.tree.map(jnp.zeros_like, mean), mean
-        unknown: Any = None
         present = seen.hostile | seen.honest
-        cohort = Cohort(
-            unknown, unknown, seen.client, present, unknown, unknown, unknown, data=unknown
-        )
 
         def distance(strength: Array) -> Array:
             forged = tree.stack_copies(shifted(start, strength, direction), len(seen.client))
             rows = updates._replace(params=tree.select_rows(seen.hostile, forged, updates.params))
             weights = present.astype(jnp.float32)
             for i, before in enumerate(self.preaggregation):
+                cohort = cast("Cohort", _OnlyClients(before, seen.client, present))
                 rows, weights, _ = before.apply(
                     jax.random.fold_in(key, i), (), rows, weights, cohort
                 )
             return tree.norm(tree.subtract(self.rule(rows, weights).params, mean))
 
         return shifted(start, _farthest(distance, self.evaluations), direction)
+
+
+class _OnlyClients:
+    """A cohort of which nothing but the clients can be read."""
+
+    def __init__(self, part: PreAggregation, client: Array, present: Array) -> None:
+        self._part, self.client, self.present = part, client, present
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ValueError(
+            "preaggregation of optimised must read only updates, weights and clients, "
+            f"{shown(self._part)} reads cohort.{name}"
+        )
 
 
 def _farthest(distance: Any, evaluations: int) -> Array:

@@ -99,7 +99,10 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[IO[str]]:
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
     with archive.open(info) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
+        try:
+            array = np.lib.format.read_array(member, allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"{info.filename}: {error}") from error
         if member.read(1):  # which also compares the checksum
             raise ValueError(f"{info.filename} is not as large as its header says")
     return array

@@ -53,7 +53,9 @@ class Part:
         hidden = [n for n in inspect.get_annotations(cls) if n not in known and hasattr(cls, n)]
         for name in hidden:
             setattr(cls, name, dataclasses.field())
-        dataclasses.dataclass(frozen=True, repr=False, eq=False)(cls)
+        # An ``__init__`` that is written by hand is also that of subclasses.
+        cls._by_hand = cls._by_hand or "__init__" in vars(cls)
+        dataclasses.dataclass(frozen=True, repr=False, eq=False, init=not cls._by_hand)(cls)
         for name in hidden:
             setattr(cls, name, _Setting(name))
         typed = {
@@ -64,10 +66,11 @@ class Part:
         cls._limits = ranges.limits((field.name, *typed[field.name]) for field in _fields(cls))
 
     _limits: ClassVar[ranges.Limits] = {}
+    _by_hand: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Rejects numbers out of range: see :mod:`fedjax_sim.base.ranges`."""
-        ranges.check(cls._limits, args, settings)
+        ranges.check(cls._limits, () if cls._by_hand else args, settings)
         return super().__new__(cls)
 
     @property

@@ -111,7 +111,8 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
         ranges = [r for m in members for r in getattr(m, "__metadata__", ()) if type(r) is Range]
         if not ranges and int in members and {*members} <= {int, type(None)}:
             ranges = [_COUNTED if name in COUNTED else _INTEGER]
-        choices = [typing.get_args(m) for m in members if typing.get_origin(m) is Literal]
+        none = (None,) if type(None) in members else ()
+        choices = [typing.get_args(m) + none for m in members if typing.get_origin(m) is Literal]
         for limit in (*ranges[:1], *choices):
             found[name] = i, limit
     return types.MappingProxyType(found)
@@ -130,9 +131,10 @@ def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) ->
     ValueError: mode must be 'slow', 'fast' or 'off', got 'on'
     """
     for name, (i, within) in limits.items():
+        given = i < len(args) or name in settings
         value = args[i] if i < len(args) else settings.get(name)
         if not isinstance(within, Range):
-            if value is not None and value not in within:
+            if given and value not in within:
                 first, last = ", ".join(map(repr, within[:-1])), repr(within[-1])
                 raise ValueError(f"{name} must be {first} or {last}, got {value!r}")
             continue

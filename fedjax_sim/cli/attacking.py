@@ -191,7 +191,7 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
         return algorithm.replace(sending=(*made, *parts.sending))
 
 
-def recorded(attack: Attack, clients: int) -> dict[str, Any]:
+def attack_entries(attack: Attack, clients: int) -> dict[str, Any]:
     """Returns the attack and the number of attackers; {} without an attack."""
     malicious = malicious_of(attack, clients)
     if malicious is None:
@@ -201,7 +201,7 @@ def recorded(attack: Attack, clients: int) -> dict[str, Any]:
 
 def describe(attack: Attack, clients: int) -> str:
     """Returns the line about the attack; "" for none."""
-    found = recorded(attack, clients)
+    found = attack_entries(attack, clients)
     if not found:
         return ""
     return f"\nattack: {attack.attack} by {found['attackers']} of {clients} clients"

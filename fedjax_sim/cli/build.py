@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.algorithms import ALGORITHMS
-from fedjax_sim.base import LocalUpdate, MissingRootError, Model, Task, calls
+from fedjax_sim.base import ClientData, Model, Task, calls
 from fedjax_sim.base.registry import error_text
-from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking, dealing, parts, timing
+from fedjax_sim.cli import adapting, attacking, dealing
+from fedjax_sim.cli.algorithms import Methods, experiment_of
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
-from fedjax_sim.cli.ending import check_target, screened
-from fedjax_sim.cli.flags import flagged, flagging, naming
+from fedjax_sim.cli.ending import check_target
+from fedjax_sim.cli.flags import flagging, naming
 from fedjax_sim.cli.machine import ON_HOST
-from fedjax_sim.cli.making import Common, make
 from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.preparing import augmentations, without_labels
 from fedjax_sim.cli.problem import Problem, make_problem, population
-from fedjax_sim.cli.training import (
-    Precision,
-    Training,
-    check_steps,
-    make_local,
-    rounds_of,
-    scheduled,
-)
-from fedjax_sim.cli.written import read
-from fedjax_sim.client.objective import empirical_risk
+from fedjax_sim.cli.training import Precision, rounds_of
 from fedjax_sim.data import Dataset, DataSummary, streamed, summary
 from fedjax_sim.data.folder import downloading
 from fedjax_sim.engine.execution import Execution, make_execution
@@ -44,6 +32,7 @@ from fedjax_sim.partition.measures import labelled_emd
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run import check_model
 from fedjax_sim.run.experiment import Experiment
+from fedjax_sim.run.provenance import client_privacy_of, privacy_of
 from fedjax_sim.tasks import scoring
 
 
@@ -125,8 +114,9 @@ def build(config: Config) -> Setup:
     score = task.score if config.scores.score is None else config.scores.score
     with flagging("score"):
         task = scoring(task, score)
-    asked = experiment.partition, experiment.clients
-    deal = dealing.choose(*asked, dataset, experiment.seeds, flag="--partition")
+    deal = dealing.choose(
+        experiment.partition, experiment.clients, dataset, experiment.seeds, flag="--partition"
+    )
     partitions = dealing.make_partitions(experiment, deal, split, dataset)
     with flagging("clients", "folds", "standardise"):
         problem = make_problem(config, dataset, partitions)
@@ -147,65 +137,22 @@ def build(config: Config) -> Setup:
         return adapting.adapted(adapting.started(net, config.weights), config.weights)
 
     model = load_model(name, dataset, training.precision, adapt)
-    objective = empirical_risk(model, task.loss, training.l2)
-    transforms = augmentations(config.preparation, dataset)
-
-    def local_of(training: Training, *, check: bool = True) -> LocalUpdate:
-        local = adapting.local_of(make_local(training, objective, transforms), config.weights)
-        if check:
-            check_steps(training, local, problem.data)
-        return local
-
-    common_local = local_of(training)
-    tables = [label_table(dataset.strata, p, task.classes or 1) for p in partitions]
     trained = problem.data.clients
     per_round = experiment.clients_per_round or _active(config, trained)
     if per_round > trained:
         raise ValueError(f"--clients-per-round must be in 1..{trained}, got {per_round}")
-    delta = config.scores.delta
-    if delta is not None and not delta < 1 / trained:
-        raise ValueError(
-            f"--delta must be below 1/N = {1 / trained:.3g}, or it promises nothing, got {delta:g}"
-        )
-    clock = timing.made(config.timing)
-
-    def algorithm_of(name: str, config: Config = config, *, check: bool = True) -> Algorithm:
-        mine, local = training, common_local
-        if config.trained[name]:
-            mine = config.training_of(name)
-            with naming(name):
-                local = local_of(mine, check=check)
-
-        def fits(made: Algorithm) -> None:
-            if check:
-                runs = experiment_of(made, config, model, task, problem, execution)
-                runs.runner().programs.check()
-
-        def made_of(local: LocalUpdate) -> Algorithm:
-            rates = mine.lr, mine.momentum or 0.0
-            common = Common(
-                local, model, objective, task.classes, per_round, *rates, clock, execution
-            )
-            return make_algorithm(name, config, common, trained, fits)
-
-        return scheduled(mine, local, experiment.rounds, made_of)
-
-    def varied(name: str, **own: Any) -> Algorithm:
-        return algorithm_of(name, config.with_own(name, own), check=False)
-
-    algorithms = {name: algorithm_of(name) for name in config.algorithms}
-    largest = problem.data.capacity
+    tables = [label_table(dataset.strata, p, task.classes or 1) for p in partitions]
+    transforms = augmentations(config.preparation, dataset)
+    methods = Methods(config, model, task, problem, transforms, per_round, execution)
+    algorithms = {name: methods.algorithm(name, config) for name in config.algorithms}
     for method, made in algorithms.items():
-        if delta is not None and made.parts.local.private and not delta < 1 / largest:
-            raise ValueError(
-                f"--delta must be below 1/n_k = {1 / largest:.3g} of the largest client for "
-                f"{method}, got {delta:g}"
-            )
         if config.machine.keep_weights and made.parts.flight.evaluated == "in_flight":
             raise ValueError(
                 f"--keep-weights keeps the server's model, and {method} is scored by the mean of "
                 "its models in flight: add --evaluated server"
             )
+    if config.scores.delta is not None:
+        _check_delta(config.scores.delta, algorithms, problem.data)
     check_target(config.ending, task, score, algorithms, own=problem.scores_own)
     return Setup(
         task=task,
@@ -223,10 +170,31 @@ def build(config: Config) -> Setup:
         execution=execution,
         algorithms=algorithms,
         rounds={name: rounds_of(made, experiment.rounds) for name, made in algorithms.items()},
-        varied=varied,
+        varied=methods.varied,
         clients_per_round=per_round,
         model_bytes=adapting.trunk_bytes(model, config.weights),
     )
+
+
+def _check_delta(delta: float, algorithms: Mapping[str, Algorithm], data: ClientData) -> None:
+    """Raises ValueError if δ promises nothing, or no algorithm is private."""
+    limits = [(data.clients, "1/N", "")]
+    for method, made in algorithms.items():
+        if made.parts.local.private:
+            limits.append((data.capacity, "1/n_k", f" of the largest client for {method}"))
+    for count, symbol, whose in limits:
+        if not delta < 1 / count:
+            raise ValueError(
+                f"--delta must be below {symbol} = {1 / count:.3g}{whose}, or it promises nothing, "
+                f"got {delta:g}"
+            )
+    if all(
+        privacy_of(made, data) is client_privacy_of(made, data) is None
+        for made in algorithms.values()
+    ):
+        raise ValueError(
+            f"--delta is for private methods, such as dp_fedavg, not {' and '.join(algorithms)}"
+        )
 
 
 def _active(config: Config, clients: int) -> int:
@@ -236,64 +204,6 @@ def _active(config: Config, clients: int) -> int:
         for name in config.algorithms
     )
     return max(clients - clients % 2, 1) if halved else clients
-
-
-def make_algorithm(
-    name: str,
-    config: Config,
-    common: Common,
-    clients: int,
-    fits: Callable[[Algorithm], None],
-) -> Algorithm:
-    """Makes an algorithm and checks that it fits."""
-    plain = name_of(name)
-    method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
-    own, given = keywords(method), config.options[name]
-    try:
-        clock = {"clock": common.clock} if "clock" in own else {}
-        made = make(method, common, **given, **clock)
-        made = parts.replaced(made, config.parts.texts | read(name).parts, common)
-        made = adapting.exchanged(made, config.weights)
-        made = attacking.attacked(made, config.attack, clients)
-        made = screened(made, config.ending)
-        if "clock" not in own:
-            made = timing.timed(made, config.timing)
-        fits(made)
-    except MissingRootError as error:
-        raise ValueError(
-            f"{name}: --server-fraction must be given: it needs samples of the server's own"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
-    except Exception as error:  # a user's function may raise anything
-        if not foreign:
-            raise
-        raise ValueError(f"{name}: {error_text(error)}") from error
-    return made
-
-
-def experiment_of(
-    algorithm: Algorithm,
-    config: Config,
-    model: Model,
-    task: Task,
-    problem: Problem,
-    execution: Execution,
-) -> Experiment:
-    """Returns the experiment of an algorithm with the command's settings."""
-    rounds = rounds_of(algorithm, config.experiment.rounds)
-    return Experiment(
-        algorithm,
-        model,
-        problem.data,
-        problem.test,
-        task=task,
-        seeds=[run["seed"] for run in problem.runs],
-        eval_every=min(config.experiment.eval_every, rounds),
-        validation=problem.validation,
-        personal=problem.own,
-        execution=execution,
-    )
 
 
 def load_model(

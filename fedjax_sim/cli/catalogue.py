@@ -52,7 +52,7 @@ class Method(NamedTuple):
     def paper(self) -> str:
         """Authors and year.
 
-        >>> [described(name).paper for name in ("phase_shift", "fedyogi", "robust")]
+        >>> [describe_method(name).paper for name in ("phase_shift", "fedyogi", "robust")]
         ['Cornelis 2022', 'Reddi et al. 2021', 'Yin et al. 2018']
         """
         source = re.sub(r" ?<[^<>]*>", "", self.source)
@@ -65,7 +65,7 @@ class Method(NamedTuple):
         return " ".join([first, *re.findall(r"\b(?:19|20)\d\d\b", source)[:1]])
 
 
-def described(name: str) -> Method:
+def describe_method(name: str) -> Method:
     """Reads the docstring of a method, which may be a user's."""
     function = ALGORITHMS[name]
     summary, _, rest = (inspect.getdoc(function) or "").partition("\n")
@@ -110,14 +110,14 @@ def listing(words: Sequence[str] = ()) -> str:
 
 
 def _entry(name: str) -> str:
-    """Returns the lines of a method in the list."""
+    """Returns the lines of a method in the list; a user's may have no docstring."""
     try:
-        m = described(name)
+        m = describe_method(name)
     except ValueError as error:  # a registered function that the command cannot run
         return f"{name:20}no method of the command: {error}"
     flags = (f"{key} {default}" for key, (default, _) in m.options.items() if default)
     rows = {
-        name: f"{m.summary} [{m.paper}]" if m.paper else m.summary,
+        name: f"{m.summary} [{m.paper}]" if m.paper else m.summary or "-",
         "  flags": ", ".join(flags),
         "  traffic": re.sub(r":\w+:`~?|`", "", m.traffic),
     }

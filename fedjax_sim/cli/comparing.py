@@ -15,10 +15,10 @@ from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import summaries
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements, terminal
 from fedjax_sim.cli.reporting.page import fragment
-from fedjax_sim.cli.reporting.read import Reading, read
+from fedjax_sim.cli.reporting.read import Reading, read_folders
 from fedjax_sim.cli.reporting.tables import Table
 from fedjax_sim.cli.reporting.wide import Wide, wides
-from fedjax_sim.cli.saving import check_alike, check_named, write_records
+from fedjax_sim.cli.saving import check_alike, check_named, check_text, write_records
 from fedjax_sim.run import Result
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def compare(
             finally:
                 folder.close()
             folders.append(path)
-        reading = read(folders)
+        reading = read_folders(folders)
     try:
         groups = grouped(reading.trials, baseline, reading.baseline)
         wide = wides(reading, SETTING, baseline) if parts[0][1] is not None else []
@@ -166,6 +166,7 @@ def _parts(results: Any) -> list[_Part]:
         check_named(results)
         return [(name, None, {name: result}) for name, result in results.items()]
     for column, part in results.items():
+        check_text(column)
         try:
             check_named(part)
             check_alike(part)

@@ -205,10 +205,10 @@ class Config:
     def record(self) -> dict[str, Any]:
         """Returns the settings of all groups by name, without paths on this machine."""
         own = {name: self.own(name) for name in self.algorithms}
-        told: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": own}
+        record: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": own}
         for name in GROUPS:
-            told |= getattr(self, name).record()
-        return told
+            record |= getattr(self, name).record()
+        return record
 
 
 GROUPS: Mapping[str, type[Group]] = {

@@ -62,8 +62,8 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
                 {"simulated seconds": result.seconds.mean(axis=1)} if timed else {},
             )
         )
-    told = f"client_{score}" if by_client else score
-    draw_series(curves, path, told, first.task.metrics[score], title)
+    shown = f"client_{score}" if by_client else score
+    draw_series(curves, path, shown, first.task.metrics[score], title)
 
 
 def draw_series(
@@ -99,9 +99,9 @@ def draw_series(
                 draw_band(axis, x, values, alpha=faint, zorder=3 - i / 100, **look)
         runs = max(curve.scores.shape[1] for curve in curves)
         plain = score.removeprefix("client_")
-        told = f"test {plain}" + " (%)" * metric.percent
-        told += ", mean over clients" * (plain != score)
-        axes[0].set_ylabel(told + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
+        label = f"test {plain}" + " (%)" * metric.percent
+        label += ", mean over clients" * (plain != score)
+        axes[0].set_ylabel(label + (f",\nmean ± std of {runs} runs" if runs > 1 else ""))
         axes[0].set_xlabel("rounds")
         axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         axes[1].set_xlabel(f"{axis_unit} sent, up and down")

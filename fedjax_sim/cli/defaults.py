@@ -89,13 +89,13 @@ def defaults_of(dataset: str) -> Defaults:
     return DEFAULTS.get(TABLE if table else key, OTHERS)
 
 
-def by_dataset(key: str, help: Any, **told: Any) -> Any:
+def by_dataset(key: str, help: Any, **more: Any) -> Any:
     """Returns a setting whose default depends on the data set."""
     known = {name: getattr(default, key) for name, default in DEFAULTS.items()}
     ours = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
     default = getattr(DEFAULTS[Source.dataset], key)
-    return setting(default, help, **{"shown": f"{ours}, {others}"} | told)
+    return setting(default, help, **{"shown": f"{ours}, {others}"} | more)
 
 
 def model_for(dataset: Dataset) -> str:

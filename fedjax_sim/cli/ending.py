@@ -121,16 +121,16 @@ def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
         return algorithm.replace(sending=(finite_only(), *algorithm.parts.sending))
 
 
-def measured(
+def target_entries(
     ending: Ending, result: run.Result, score: str, algorithm: Algorithm
 ) -> dict[str, Any]:
     """Returns the entries of ``summary.json`` about the target, by run; null for "never"."""
     if ending.target is None:
         return {}
     found = result.reached(score, ending.target, part=scored_set(algorithm))
-    told = {
+    entries = {
         "target": ending.target,
         "target_rounds_per_run": found.rounds,
         "target_bytes_per_run": found.bytes,
     }
-    return told if found.seconds is None else told | {"target_seconds_per_run": found.seconds}
+    return entries if found.seconds is None else entries | {"target_seconds_per_run": found.seconds}

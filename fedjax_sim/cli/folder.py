@@ -127,8 +127,8 @@ class RunFolder:
         assert self._times is not None
         append(self._metrics, "".join(map(_line, records)).encode())
         taken = round(evaluation.wall_seconds, 3)
-        told = {"algorithm": algorithm, "round": evaluation.round, "wall_seconds": taken}
-        append(self._times, _line(told).encode())
+        timing = {"algorithm": algorithm, "round": evaluation.round, "wall_seconds": taken}
+        append(self._times, _line(timing).encode())
         self.recorded = True
         if self._sending is not None:
             self._sending.log(records)

@@ -19,7 +19,7 @@ from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.folder import checkpoints_in
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.reading import read_object, read_rows
-from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.resuming import read_settings
 from fedjax_sim.data import EvalSet
 from fedjax_sim.run.checkpoint_files import (
     Checkpoint,
@@ -261,7 +261,7 @@ def load_run(
         (5, 10)
     """
     folder = Path(folder)
-    settings, summary = written(folder), read_summary(folder)
+    settings, summary = read_settings(folder), read_summary(folder)
     metrics, clients = (folder / f"{name}.jsonl" for name in ("metrics", "clients"))
     records, last = read_rows(metrics), read_rows(clients)
     return SavedRun(folder, settings, summary, records, last, tuple(trust), model)

@@ -10,7 +10,7 @@ import jax
 
 from fedjax_sim.cli.processes import Meeting, join, meeting
 from fedjax_sim.cli.settings import Group, setting
-from fedjax_sim.cli.sinks import SINKS, known
+from fedjax_sim.cli.sinks import SINKS, check_sink
 from fedjax_sim.data import cache_dir
 from fedjax_sim.engine.cores import available_cores, use_cores
 from fedjax_sim.partition.pictures import Format
@@ -125,7 +125,7 @@ class Machine(Group):
         None,
         lambda: "send the scores of every evaluation to a tracker as well: one of "
         f"{', '.join(SINKS)}, or package.module:function, see fedjax_sim.cli.sinks",
-        shown="none", metavar="NAME", convert=known, place=True,
+        shown="none", metavar="NAME", convert=check_sink, place=True,
     )  # fmt: skip
     dry_run: bool = setting(
         False,

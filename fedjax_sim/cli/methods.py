@@ -12,7 +12,7 @@ from fedjax_sim.algorithms import ALGORITHMS, COMMON
 from fedjax_sim.algorithms._robust import SHARES
 from fedjax_sim.base.registry import UnknownNameError
 from fedjax_sim.cli.flags import choices_of, documented, flag, kind, options
-from fedjax_sim.cli.parts import ROLES, checked
+from fedjax_sim.cli.parts import ROLES, check_part
 
 NEEDS: tuple[tuple[tuple[str, ...], dict[str, tuple[str, ...]]], ...] = (
     (("gamma", "initial_scores"), {"importance": ()}),
@@ -99,14 +99,14 @@ def add_options(
                     f"{flag(key)} takes other values for {other} than for {first}: run them one by "
                     "one, with --compare none"
                 )
-        told = kind(hints[first])
+        accepted = kind(hints[first])
         if key in ROLES and choices_of(hints[first]):  # one of them, or any part of that role
-            told = {"type": functools.partial(checked, key), "metavar": "TEXT"}
+            accepted = {"type": functools.partial(check_part, key), "metavar": "TEXT"}
         group.add_argument(
             flag(key),
             default=argparse.SUPPRESS,
             help=_help(key, names) if helping else None,
-            **told,
+            **accepted,
         )
 
 
@@ -143,9 +143,11 @@ def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
     >>> check_effects({"robust": {"byzantine": 0.1, "aggregator": "krum"}})
     """
     for key in dict.fromkeys(key for given in options.values() for key in given):
-        told = [_complaint(name, key, given) for name, given in options.items() if key in given]
-        if None not in told:
-            raise ValueError(told[0])
+        complaints = [
+            _complaint(name, key, given) for name, given in options.items() if key in given
+        ]
+        if None not in complaints:
+            raise ValueError(complaints[0])
 
 
 def _complaint(name: str, key: str, given: Mapping[str, Any]) -> str | None:

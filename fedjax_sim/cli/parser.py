@@ -25,9 +25,9 @@ from fedjax_sim.cli.methods import (
     parameters,
 )
 from fedjax_sim.cli.parts import ROLES, Parts
-from fedjax_sim.cli.resuming import add_trust, arguments, asked, check_settings
+from fedjax_sim.cli.resuming import add_trust, arguments, check_settings, split_arguments
 from fedjax_sim.cli.scoring import Split
-from fedjax_sim.cli.written import TRAINED, check_used, read, written
+from fedjax_sim.cli.written import TRAINED, check_used, labels_in, parse_label
 
 ALGO, COMPARE = "phase_shift", ("fedavg",)
 
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> Config:
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
     """
-    folder, trust, others = asked(argv)
+    folder, trust, others = split_arguments(argv)
     if folder is not None:
         begun, before = _begun(folder, trust)
         with trusting(trust):
@@ -99,7 +99,7 @@ def _config(argv: Sequence[str]) -> Config:
         for role in ROLES
         if role in given and not _own(role, given[role], chosen)
     }
-    own = {label: read(label) for label in chosen.algorithms}
+    own = {label: parse_label(label) for label in chosen.algorithms}
     options = chosen_options(given, {label: one.options for label, one in own.items()}, owners)
     check_effects(options)
     check_used(given, chosen.algorithms)
@@ -178,7 +178,7 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
 def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None:
     add_to.add_argument(
         "--algo",
-        type=written,
+        type=labels_in,
         metavar="NAME",
         help=f"one of {', '.join(known)}, or package.module:function; settings in parentheses "
         "apply to this algorithm only, as in 'fedprox(mu=0.1, lr=0.05)', and mu=0.1|1 runs both: "
@@ -187,7 +187,7 @@ def _add_names(add_to: argparse._ActionsContainer, known: Iterable[str]) -> None
     add_to.add_argument(
         "--compare",
         nargs="+",
-        type=lambda text: (text,) if text == "none" else written(text),
+        type=lambda text: (text,) if text == "none" else labels_in(text),
         metavar="NAME",
         help="algorithms to compare with it, in the same form, or none "
         f"(default: {' '.join(COMPARE)})",

@@ -86,9 +86,9 @@ def command(argv: Sequence[str] | None = None) -> int:
             check_free(Path(request.out))
         loaded = request.load()
         dataset = pooled(loaded) if request.pool else loaded
-        asked = request.sampler, request.clients
-        deal = dealing.choose(*asked, dataset, range(request.seeds), flag="--sampler")
-        seeds, origin = range(request.seeds), deal.origin("--sampler")
+        seeds = range(request.seeds)
+        deal = dealing.choose(request.sampler, request.clients, dataset, seeds, flag="--sampler")
+        origin = deal.origin("--sampler")
         partitions = dealing.deal_seeds(deal.text, dataset, deal.clients, seeds, origin=origin)
         reports = [skew_report(dataset.strata, p, dataset.task.classes or 1) for p in partitions]
         STOPPING.patient = True  # to the end, which comes soon

@@ -70,10 +70,10 @@ def registry(role: str) -> Registry[Any]:
     )
 
 
-def known(role: str) -> list[str]:
+def part_names(role: str) -> list[str]:
     """Returns the names of the parts of a role.
 
-    >>> known("finish"), known("clock")
+    >>> part_names("finish"), part_names("clock")
     (['calibrated'], ['simulated', 'traced'])
     """
     classes, functions = _kinds(role)
@@ -81,10 +81,10 @@ def known(role: str) -> list[str]:
     return [name for name, made in found.items() if functions or issubclass(made, classes)]
 
 
-def checked(role: str, text: str) -> str:
+def check_part(role: str, text: str) -> str:
     """Returns the canonical text of a part.
 
-    >>> checked("aggregator", "krum( byzantine = 0.3)")
+    >>> check_part("aggregator", "krum( byzantine = 0.3)")
     'krum(byzantine=0.3)'
     """
     node = calls.parse(text)
@@ -95,7 +95,7 @@ def checked(role: str, text: str) -> str:
             try:
                 registry(role).resolve(name)
             except UnknownNameError as error:
-                raise (offering(error, known(role)) if name == outer else error) from error
+                raise (offering(error, part_names(role)) if name == outer else error) from error
     return calls.write(node)
 
 
@@ -115,11 +115,13 @@ def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
     return found() if isinstance(node, calls.Name) and _declares(found) and takes(found) else found
 
 
-def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
+def make_part(role: str, text: str, given: Mapping[str, Any]) -> Any:
     """Returns the part of a text, or all parts if the role takes several.
 
-    >>> made("selection", "uniform", {}), made("flight", "delayed(3, redistribution=permute)", {})
-    (uniform(), delayed(3, redistribution=permute))
+    >>> make_part("selection", "uniform", {})
+    uniform()
+    >>> make_part("flight", "delayed(3, redistribution=permute)", {})
+    delayed(3, redistribution=permute)
     """
     classes, functions = _kinds(role)
     node = calls.parse(text)
@@ -129,7 +131,7 @@ def made(role: str, text: str, given: Mapping[str, Any]) -> Any:
         if not isinstance(part, classes) and not (functions and callable(part)):
             if isinstance(one, calls.Name) and _declares(part):
                 value(role, calls.Call(str(one)), given)  # raises, with the arguments that it needs
-            names = ", ".join(known(role))
+            names = ", ".join(part_names(role))
             raise ValueError(
                 f"{calls.write(one)} is not a part for this role, as calls of these are: {names}"
             )
@@ -185,14 +187,14 @@ def _members(hint: Any) -> Iterator[type]:
 def _role(name: str) -> Any:
     def help_of() -> str:
         meaning = documented(compose)[name].partition("; None:")[0]
-        return f"{meaning}; one of {', '.join(known(name))}"
+        return f"{meaning}; one of {', '.join(part_names(name))}"
 
     return setting(
         None,
         help_of,
         shown="the method's",
         metavar="TEXT",
-        convert=functools.partial(checked, name),
+        convert=functools.partial(check_part, name),
     )
 
 
@@ -237,7 +239,7 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
     given, found = common._replace(local=algorithm.parts.local)._asdict(), {}
     for role, text in texts.items():
         try:
-            found[role] = made(role, text, given)
+            found[role] = make_part(role, text, given)
         except Exception as error:  # a user's function may raise anything
             raise ValueError(f"{flag(role)} {text}: {error_text(error)}") from error
     with naming(" ".join(f"{flag(role)} {text}" for role, text in texts.items())):

@@ -108,11 +108,11 @@ def in_step() -> Iterator[list[Any]]:
     except Exception:
         _gather(np.zeros(32, np.uint8))
         raise
-    told = _gather(_digest(same))
-    failed = [i for i, digest in enumerate(told) if not digest.any()]
+    digests = _gather(_digest(same))
+    failed = [i for i, digest in enumerate(digests) if not digest.any()]
     if failed:
-        raise ValueError(f"--distributed: process {failed[0]} failed; see its error")
-    others = [i for i, digest in enumerate(told) if not np.array_equal(digest, told[0])]
+        raise ValueError(f"--distributed: process {failed[0]} failed; it says why")
+    others = [i for i, digest in enumerate(digests) if not np.array_equal(digest, digests[0])]
     if others:
         raise ValueError(
             "--distributed: all processes must have the same flags, versions, data and "
@@ -126,7 +126,7 @@ def wait() -> None:
         _gather(np.zeros(1, np.uint8))
 
 
-def agreed(number: int) -> int:
+def largest_of_all(number: int) -> int:
     """Returns the largest number of all processes, so a request to one applies to all."""
     if not jax.distributed.is_initialized():
         return number

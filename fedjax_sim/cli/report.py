@@ -283,8 +283,8 @@ def over_seeds(reports: Sequence[SkewReport]) -> str:
     lines |= {"mean": rows.mean(axis=0), "std": rows.std(axis=0)}
     names = [f"{r.hash[:12]}  {r.name}" for r in reports] + ["", ""]
     head = "".join(f"{title:>9}" for title in ("", *forms))
-    told = [reports[0].counted(), f"{head[2:]}  sha256        partition"]
+    table_lines = [reports[0].counted(), f"{head[2:]}  sha256        partition"]
     for (title, row), name in zip(lines.items(), names, strict=True):
         cells = (format(format(x, form), ">9") for x, form in zip(row, forms.values(), strict=True))
-        told.append(f"{title:7}{''.join(cells)}  {name}".rstrip())
-    return "\n".join(told)
+        table_lines.append(f"{title:7}{''.join(cells)}  {name}".rstrip())
+    return "\n".join(table_lines)

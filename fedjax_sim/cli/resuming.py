@@ -25,7 +25,7 @@ _STARTED = ("--resume", "--out", "--distributed")
 """Flags of a run's arguments that say where it was started, not what it is."""
 
 
-def written(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
     """Reads the settings of a run, ``config.json``."""
     path = folder / "config.json"
     if not path.exists():
@@ -51,7 +51,7 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
 
 def arguments(folder: Path) -> list[str]:
     """Reads the arguments that started the run in a folder, without its paths."""
-    settings = written(folder)
+    settings = read_settings(folder)
     if settings.get("composed"):
         raise ValueError(
             f"{folder} was saved from Python (fs.save_run), and no command can resume or rebuild "
@@ -72,7 +72,7 @@ def to_go_on(program: str, folder: Path) -> str:
     return shlex.join(["python", "-m", program, "--resume", str(folder), *trust])
 
 
-def asked(argv: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[Path | None, list[str], list[str]]:
     """Returns ``--resume`` (None for a new run), ``--trust`` and the other arguments."""
     parser = Parser(add_help=False)
     parser.add_argument("--resume", metavar="DIR", type=folder_name)

@@ -18,9 +18,9 @@ from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.loading import read_summary
 from fedjax_sim.cli.methods import name_of
-from fedjax_sim.cli.processes import agreed
+from fedjax_sim.cli.processes import largest_of_all
 from fedjax_sim.cli.report import digits
-from fedjax_sim.cli.resuming import written
+from fedjax_sim.cli.resuming import read_settings
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.summary import show, summarise
 from fedjax_sim.cli.watching import Forecast, Watch
@@ -107,7 +107,7 @@ def open_folder(
         "jax": random_settings(),
     }
     if resume is not None:
-        begun = written(path)
+        begun = read_settings(path)
         for name in ("clients", "partition_hashes"):
             if begun[name] != found[name]:
                 raise ValueError(f"--resume {path}: {name} is another now: the data have changed")
@@ -121,10 +121,10 @@ def open_folder(
         argv = begun["arguments"]
         if begun["rounds"] != config.experiment.rounds:
             argv = [*argv, "--rounds", str(config.experiment.rounds)]
-    told = {"format": FORMAT, **config.record(), **found, "arguments": argv}
+    settings = {"format": FORMAT, **config.record(), **found, "arguments": argv}
     return RunFolder(
         path,
-        told,
+        settings,
         config.machine.pictures,
         resumed=resume is not None,
         named=out is not None,
@@ -132,12 +132,12 @@ def open_folder(
     )
 
 
-def finished(config: Config, folder: Path) -> int | None:
+def finished_status(config: Config, folder: Path) -> int | None:
     """Prints that a run has finished, and returns the status of its command.
 
     It is None, and nothing is printed, if the run has not finished.
     """
-    found, rounds = read_summary(folder), written(folder)["rounds"]
+    found, rounds = read_summary(folder), read_settings(folder)["rounds"]
     if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
         return None
     print(f"done before: {folder}")
@@ -207,7 +207,7 @@ def run(
         for name in group:
             forget_programs(setup.algorithms[name])
         trim()
-        STOPPING.check(agreed)
+        STOPPING.check(largest_of_all)
     return Outcome(results, in_order, common, lost)
 
 
@@ -258,7 +258,7 @@ def run_group(
             f"{forecast} in all" if len(names) < len(config.algorithms) and str(forecast) else ""
         )
         tell(done, ", ".join(filter(None, (note, whole))))
-        STOPPING.check(agreed)
+        STOPPING.check(largest_of_all)
 
     def ready(held: int) -> None:
         STOPPING.patient = True
@@ -278,7 +278,7 @@ def run_group(
         forecast.program(names, rounds, saved) as advance,
     ):
         STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
-        STOPPING.check(agreed)
+        STOPPING.check(largest_of_all)
         if len(names) == 1:
             validated = problem.validates_own
             stop = ending.rule(config.ending, score, experiment.algorithm, validated=validated)

@@ -89,7 +89,10 @@ def write_records(
     """
     check_named(results)
     check_alike(results)
-    task = next(iter(results.values())).task
+    first = next(iter(results.values()))
+    task, about = first.task, {**environment(COMPOSED), "devices": first.provenance.devices}
+    if taken := [name for name in results if name in about]:
+        raise ValueError(f"{taken[0]!r} cannot name a result, as summary.json has it: rename it")
     score = task.score if score is None else score
     if score not in task.metrics:
         raise ValueError(f"score must be one of {', '.join(task.metrics)}, got {score!r}")
@@ -108,8 +111,7 @@ def write_records(
     except BaseException:
         target.close()
         raise
-    devices = next(iter(results.values())).provenance.devices
-    return target, {**summary, **environment(COMPOSED), "devices": devices}
+    return target, {**summary, **about}
 
 
 def check_named(results: Mapping[str, Result]) -> None:
@@ -119,8 +121,15 @@ def check_named(results: Mapping[str, Result]) -> None:
             f"results must be results by name, as {{'FedAvg': result}}, got {results!r}"
         )
     for name, result in results.items():
+        check_text(name)
         if not isinstance(result, Result) or not result.evaluations:
             raise ValueError(f"{name} must be a Result with an evaluation, got {result!r}")
+
+
+def check_text(name: Any) -> None:
+    """Raises ValueError unless a result or a column is named by a text."""
+    if not isinstance(name, str):
+        raise ValueError(f"names must be texts, got {name!r}: use '{name}'")
 
 
 def check_alike(results: Mapping[str, Result]) -> None:

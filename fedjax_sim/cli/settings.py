@@ -67,10 +67,10 @@ class Group:
         for field in dataclasses.fields(cls):
             if field.name in without:
                 continue
-            told: Setting = field.metadata["setting"]
+            info: Setting = field.metadata["setting"]
             section = add_to
-            if told.instead is not None:
-                short, text, convert = told.instead
+            if info.instead is not None:
+                short, text, convert = info.instead
                 section = add_to.add_mutually_exclusive_group()
                 section.add_argument(
                     short,
@@ -84,8 +84,8 @@ class Group:
                 flag(f"no_{field.name}" if field.default is True else field.name),
                 dest=field.name,
                 default=argparse.SUPPRESS,
-                help=_help(field, told) if helping else None,
-                **_kind(field, told, hints[field.name]),
+                help=_help(field, info) if helping else None,
+                **_kind(field, info, hints[field.name]),
             )
 
     @classmethod
@@ -109,17 +109,17 @@ class Group:
             object.__setattr__(self, name, value)
 
 
-def _kind(field: dataclasses.Field[Any], told: Setting, hint: Any) -> dict[str, Any]:
+def _kind(field: dataclasses.Field[Any], info: Setting, hint: Any) -> dict[str, Any]:
     """Returns argparse's keywords for a setting."""
     if hint is bool:
         return {"action": "store_false" if field.default else "store_true"}
-    read: dict[str, Any] = {"type": told.convert} if told.convert else kind(hint, **told.limits)
-    return read if told.metavar is None else read | {"metavar": told.metavar}
+    read: dict[str, Any] = {"type": info.convert} if info.convert else kind(hint, **info.limits)
+    return read if info.metavar is None else read | {"metavar": info.metavar}
 
 
-def _help(field: dataclasses.Field[Any], told: Setting) -> str:
-    text = told.help if isinstance(told.help, str) else told.help()
-    shown = told.shown
+def _help(field: dataclasses.Field[Any], info: Setting) -> str:
+    text = info.help if isinstance(info.help, str) else info.help()
+    shown = info.shown
     if shown is None and not isinstance(field.default, bool):
         shown = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
     return f"{text} (default: {shown})" if shown else text

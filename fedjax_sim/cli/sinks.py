@@ -45,7 +45,7 @@ def tensorboard(name: str, settings: Mapping[str, Any], folder: Path) -> Sink:
     """Opens event files in ``tensorboard/`` of the run's folder, by tensorboardX."""
     from tensorboardX import SummaryWriter
 
-    # One that goes on tells all of its rounds again, in place of what was told before.
+    # A resumed run logs all of its rounds again, in place of the earlier entries.
     place = folder / "tensorboard" / quote(name, safe=" ,=()")
     writer = SummaryWriter(str(place), purge_step=0)
     writer.add_text("settings", json.dumps(settings, indent=2))
@@ -83,7 +83,7 @@ SINKS: Registry[Opens] = Registry(
 """Sinks by name; ``register`` adds others, see :class:`fedjax_sim.base.registry.Registry`."""
 
 
-def known(text: str) -> str:
+def check_sink(text: str) -> str:
     """Returns the name of a sink, after checking that it can be opened."""
     try:
         name, _ = SINKS.resolve(text)
@@ -107,15 +107,16 @@ class Sending:
     def log(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Takes the lines of ``metrics.jsonl`` of one evaluation."""
         for row in rows:
+            if self._failed:
+                return
             place = {key: row[key] for key in _PLACE if key in row}
             at, key = place.pop("round"), (*place.values(),)
             with self._guarded():
-                if key not in self._open and not self._failed:
+                if key not in self._open:
                     algorithm, *others = place.items()
                     name = ", ".join([algorithm[1], *(f"{what} {which}" for what, which in others)])
                     self._open[key] = self._opens(name, {**self._settings, **place}, self._folder)
-                if not self._failed:
-                    self._open[key].log(dict(flat(row)), at)
+                self._open[key].log(dict(flat(row)), at)
 
     def close(self) -> None:
         """Closes all open runs."""

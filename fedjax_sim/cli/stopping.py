@@ -86,8 +86,9 @@ def listen() -> None:
         return
     ear, mouth = socket.socketpair()
     mouth.setblocking(False)
-    _ears.extend((ear, mouth))
-    signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    _ears.append(ear)
+    # Detached, as it stays open to the end of the process.
+    signal.set_wakeup_fd(mouth.detach(), warn_on_full_buffer=False)
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # else no byte is sent

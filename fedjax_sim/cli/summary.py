@@ -15,7 +15,7 @@ from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
-from fedjax_sim.cli.written import read
+from fedjax_sim.cli.written import parse_label
 from fedjax_sim.data.targets import strata
 from fedjax_sim.partition import emd, label_table
 from fedjax_sim.run import Result
@@ -34,7 +34,7 @@ def summarise(
     summary = entry_of(
         result,
         delta=config.scores.delta,
-        clock=timing.made(config.timing),
+        clock=timing.make_clock(config.timing),
         score=setup.score,
         seeds=len(experiment.seeds),
         # FedAvg's cohort travels down and up once in each of its rounds.
@@ -47,8 +47,8 @@ def summarise(
         summary["samples_per_second"] *= 1 + beside
     if config.scores.adapt is not None and result.evaluations[-1].personal is not None:
         summary["adapted"] = True
-    summary |= ending.measured(config.ending, result, setup.score, setup.algorithms[name])
-    return summary | attacking.recorded(config.attack, setup.problem.data.clients)
+    summary |= ending.target_entries(config.ending, result, setup.score, setup.algorithms[name])
+    return summary | attacking.attack_entries(config.attack, setup.problem.data.clients)
 
 
 def entry_of(
@@ -59,7 +59,7 @@ def entry_of(
     ``about`` are the arguments of :func:`fedjax_sim.cli.report.measurements`.
     """
     origin, summary = result.provenance, measurements(result, **about)
-    summary |= timing.measured(result, clock)
+    summary |= timing.time_entries(result, clock)
     summary["skipped"] = int(result.evaluations[-1].skipped.sum())
     if origin.own_leaves:
         summary["own_leaves"] = True
@@ -134,12 +134,12 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
         print(f"\n{', '.join(names)}: {line}")
     by_default: dict[str, list[str]] = {}
     for name in config.algorithms:
-        by_itself = config.trained[name].items() - read(name).training.items()
-        told = " and ".join(f"{flag(key)} {value:g}" for key, value in sorted(by_itself))
-        by_default.setdefault(told, []).append(name)
-    for told, names in by_default.items():
-        if told:
-            print(f"\n{', '.join(names)}: {told} by default, as clients take plain steps of SGD")
+        by_itself = config.trained[name].items() - parse_label(name).training.items()
+        flags = " and ".join(f"{flag(key)} {value:g}" for key, value in sorted(by_itself))
+        by_default.setdefault(flags, []).append(name)
+    for flags, names in by_default.items():
+        if flags:
+            print(f"\n{', '.join(names)}: {flags} by default, as clients take plain steps of SGD")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "

@@ -65,10 +65,10 @@ class Timing(Group):
     )
 
 
-def made(timing: Timing) -> Clock | None:
+def make_clock(timing: Timing) -> Clock | None:
     """Returns the clock of the settings; None without one.
 
-    >>> made(Timing(clock="tiers(1, 2)"))
+    >>> make_clock(Timing(clock="tiers(1, 2)"))
     simulated(tiers(1, 2))
     """
     return None if timing.clock is None else _clock(timing.clock)
@@ -79,10 +79,10 @@ def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
     if timing.clock is None:
         return algorithm
     with naming(f"--clock {timing.clock}"):
-        return algorithm.replace(clock=made(timing))
+        return algorithm.replace(clock=make_clock(timing))
 
 
-def measured(result: Result, clock: Clock | None) -> dict[str, Any]:
+def time_entries(result: Result, clock: Clock | None) -> dict[str, Any]:
     """Returns the entries of ``summary.json`` about time, the mean over R runs.
 
     ``idle_share`` is the fraction of the seconds in which clients could have had a model that they

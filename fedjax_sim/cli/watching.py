@@ -57,11 +57,11 @@ def _lines(what: str, rounds: int, before: int) -> Report:
             compiled = now
         if 10 * done // rounds > tenth or now - last >= MINUTE:
             last, tenth = now, 10 * done // rounds
-            told = [f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"]
+            parts = [f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"]
             if before < done < rounds:
                 left = (now - compiled) / (done - before) * (rounds - done)
-                told.append(f"about {duration(left)} left")
-            print(f"{what}: {', '.join(filter(None, told))}", file=sys.stderr, flush=True)
+                parts.append(f"about {duration(left)} left")
+            print(f"{what}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
 
     return tell
 

@@ -13,7 +13,7 @@ from fedjax_sim.base.binding import arguments
 from fedjax_sim.base.spelling import hint
 from fedjax_sim.cli.flags import flag, naming, reader
 from fedjax_sim.cli.methods import algorithm, parameters
-from fedjax_sim.cli.parts import ROLES, checked
+from fedjax_sim.cli.parts import ROLES, check_part
 from fedjax_sim.cli.training import Training
 
 TRAINED = (
@@ -32,16 +32,16 @@ class Written(NamedTuple):
     parts: dict[str, str]
 
 
-def written(text: str) -> tuple[str, ...]:
+def labels_in(text: str) -> tuple[str, ...]:
     """Returns the canonical texts of the methods in a text.
 
     The text is ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
     of local training and parts by role; ``value|value`` stands for one method each.
 
-    >>> written("FedProx( mu=0.01|0.1, lr=1/2 )")
+    >>> labels_in("FedProx( mu=0.01|0.1, lr=1/2 )")
     ('fedprox(mu=0.01, lr=1/2)', 'fedprox(mu=0.1, lr=1/2)')
-    >>> written("fedavg"), written("fedprox(0.1)"), written("fedavg(aggregator=krum(0.1|0.2))")[1]
-    (('fedavg',), ('fedprox(mu=0.1)',), 'fedavg(aggregator=krum(0.2))')
+    >>> labels_in("fedprox(0.1)"), labels_in("fedavg(aggregator=krum(0.1|0.2))")[1]
+    (('fedprox(mu=0.1)',), 'fedavg(aggregator=krum(0.2))')
     """
     return tuple(_label(calls.as_call(tree, text)) for tree in calls.alternatives(text))
 
@@ -59,15 +59,15 @@ def _label(call: calls.Call) -> str:
     given |= call.named
     words = (f"{k}={calls.write(calls.unquoted(v))}" for k, v in given.items())
     label = f"{name}({', '.join(words)})" if given else name
-    read(label)
+    parse_label(label)
     return label
 
 
 @functools.cache
-def read(label: str) -> Written:
-    """Returns the method of one text of :func:`written`.
+def parse_label(label: str) -> Written:
+    """Returns the method of one text of :func:`labels_in`.
 
-    >>> read("fedprox(mu=0.1, lr=0.05)")
+    >>> parse_label("fedprox(mu=0.1, lr=0.05)")
     Written(name='fedprox', options={'mu': 0.1}, training={'lr': 0.05}, parts={})
     """
     call = calls.as_call(calls.parse(label), label)
@@ -75,7 +75,7 @@ def read(label: str) -> Written:
     for key, node in call.named.items():
         with naming(f"{label}: {key}"):
             if key in ROLES and (key not in own or isinstance(node, calls.Call)):
-                found.parts[key] = checked(key, calls.write(node))
+                found.parts[key] = check_part(key, calls.write(node))
             elif key in own:
                 found.options[key] = reader(own[key].annotation)(calls.word(node))
             else:
@@ -86,8 +86,8 @@ def read(label: str) -> Written:
 def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
     """Rejects a flag of local training for which every method has its own value."""
     for key in TRAINED:
-        if key in given and all(key in read(label).training for label in labels):
-            raise ValueError(f"{flag(key)} has no effect next to {' and '.join(labels)}")
+        if key in given and all(key in parse_label(label).training for label in labels):
+            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")
 
 
 @functools.cache

@@ -36,5 +36,5 @@ def check_private(local: SGD) -> None:
         if part.reads_samples:
             raise ValueError(
                 f"corrections must read a client's samples in its private gradients alone with "
-                f"private={shown(local.private)}, got {shown(part)}"
+                f"private={shown(local.private)}, got {shown(part)} with reads_samples = True"
             )

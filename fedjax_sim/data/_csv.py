@@ -82,10 +82,13 @@ def _read(
             f"line 1 must name every column, got none for column {header.index('') + 1} (if pandas "
             "wrote its index, use to_csv(index=False))"
         )
+    repeated = [column for i, column in enumerate(header) if column in header[:i]]
+    if repeated:
+        raise ValueError(f"line 1 must have every column once, got {repeated[0]!r} again")
     check_columns(header, [*roles, *categorical], _separator_advice(header))
     texts = {*roles, *categorical}
     with open_text(file, encoding) as text, warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many cells
+        warnings.simplefilter("error", pd.errors.ParserWarning)
         try:
             frame = pd.read_csv(
                 text,
@@ -100,9 +103,13 @@ def _read(
                 dtype=dict.fromkeys(texts, str),
                 low_memory=False,
             )
-        except (ValueError, pd.errors.ParserWarning) as error:
-            if isinstance(error, UnicodeDecodeError):
-                raise
+        except UnicodeDecodeError:
+            raise
+        except pd.errors.ParserWarning as error:
+            raise ValueError(
+                f"must have {len(header)} cells in every row, as many as columns, got more"
+            ) from error
+        except ValueError as error:
             raise ValueError(
                 f"must be csv with {len(header)} columns, got: {str(error).strip()}"
             ) from error

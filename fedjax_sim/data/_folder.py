@@ -59,14 +59,14 @@ def image_folder(
     images = [(str(file), file) for part in files for file, _ in part]
     for _, file in images:
         check_regular(file)
-    x = read_images(images, Image.open, size)
+    x, notes = read_images(images, Image.open, size)
     y = np.array([names.index(c) for part in files for _, c in part], np.int32)
     if len(places) == 2:
         in_test, words = np.arange(len(x)) >= len(files[0]), f"the folder {test_folder!r}"
     else:
         hint = f"; {train} has {len(names)} classes"
         in_test, words = choose_test(FIFTH if test is None else test, y, None, (), hint)
-    return from_arrays(name, x, y, test=in_test, class_names=names, test_set=words)
+    return from_arrays(name, x, y, test=in_test, class_names=names, test_set=words, notes=notes)
 
 
 def _class_names(folder: Path) -> list[str]:
@@ -89,13 +89,14 @@ def read_images(
     images: Sequence[tuple[str, Any]],
     open_source: Callable[[Any], Any],
     size: Size = None,
-) -> NDArray[np.uint8]:
-    """Reads images, given as names and sources, as one array.
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """Reads images, given as names and sources, as one array, with a note on lost transparency.
 
     Grey images get three channels if others have three, transparency is dropped, and all are
     resized to ``size``, width and height, if given.
     """
     arrays: list[NDArray[np.uint8]] = []
+    transparent = 0
     for name, source in images:
         with _name_errors(name):
             image = open_source(source)
@@ -112,6 +113,7 @@ def read_images(
                     f"{given[0]} x {given[1]}: use size={common[0]}x{common[1]} or another size to "
                     "resize all images"
                 )
+            transparent += "A" in mode or "transparency" in image.info
             layers = 1 if mode in GREY else 3
             try:  # as the image declares it: one decoded, all twice
                 check_memory(4 * math.prod(given) + 2 * len(images) * layers * math.prod(shape))
@@ -125,7 +127,8 @@ def read_images(
     out = np.empty((len(arrays), *arrays[0].shape[:2], channels), np.uint8)
     for i, pixels in enumerate(arrays):
         out[i] = pixels
-    return out
+    lost = f"{transparent} of {len(arrays)} images lose their transparency."
+    return out, [lost] if transparent else []
 
 
 @contextmanager

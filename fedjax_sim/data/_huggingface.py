@@ -66,7 +66,9 @@ def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -
     place = Path(at).expanduser()
     if place.is_file() and place.suffix not in FILES:
         raise ValueError(f"a file must be .parquet or .arrow, got {place.name}")
-    local = place.exists()
+    local, saved = place.exists(), any((place / file).is_file() for file in SAVED)
+    if config is not None and (saved or place.is_file()):
+        raise ValueError(f"config={config} is not for saved data: leave it out")
     with (
         tempfile.TemporaryDirectory() as scratch,
         _quiet(datasets),
@@ -76,7 +78,7 @@ def huggingface(name: str, at: str, config: str | None = None, **columns: Any) -
             if place.is_file():
                 files, kind = str(place), FILES[place.suffix]
                 loaded = datasets.load_dataset(kind, data_files=files, cache_dir=scratch)
-            elif any((place / file).is_file() for file in SAVED):
+            elif saved:
                 loaded = datasets.load_from_disk(str(place))
             elif local:
                 loaded = datasets.load_dataset(str(place), config, cache_dir=scratch)
@@ -178,7 +180,8 @@ def from_huggingface(
     one_of("missing", MISSING)(missing)
     if task is not None:
         one_of("task", KINDS)(task)
-    check_roles("hf", {"label": label, "target": target, "client": client, "input": input})
+    roles = {"label": label, "target": target, "client": client, "input": input, "test": test}
+    check_roles("hf", roles)
     rows, held_out, test_set = _split_rows(dataset, test)
     flags = held_out if isinstance(held_out, str) else None
     notes = []
@@ -189,20 +192,21 @@ def from_huggingface(
         label, target = None, label
     categorical = (categorical,) if isinstance(categorical, str) else categorical
     named = [c for c in categorical if c != EVERY_TEXT]
-    roles = (label, target, client, flags)
-    check_columns(rows.column_names, [*roles, input, *named])
-    columns = [c for c in rows.column_names if c not in roles] if input is None else [input]
+    others = (label, target, client, flags)
+    check_columns(rows.column_names, [*others, input, *named])
+    columns = [c for c in rows.column_names if c not in others] if input is None else [input]
     images = [c for c in columns if type(rows.features[c]).__name__ == "Image"]
     x, y = None, None
     if len(images) == 1:
-        x = _read_images(rows, images[0], size)
+        x, lost = _read_images(rows, images[0], size)
+        notes += lost
     elif len(columns) == 1 and _is_list(rows, columns[0]):
         x = _read_lists(rows, columns[0])
         x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     lists = label or target
     if lists is not None and _is_list(rows, lists):
         y = _read_lists(rows, lists)
-    scalars = [c for c in roles if c is not None and (y is None or c != lists)]
+    scalars = [c for c in others if c is not None and (y is None or c != lists)]
     return from_table(
         name,
         _read_frame(rows, [*scalars, *(columns if x is None else [])]),
@@ -239,12 +243,20 @@ def _split_rows(
     held_out = "test" if test is None else test
     if held_out not in splits or held_out == first:
         if isinstance(test, str) and test not in splits[first].column_names:
+            known = f"splits: {', '.join(splits)}, " if first else ""
+            known += f"columns: {', '.join(splits[first].column_names)}"
             raise ValueError(
-                f"test must be a share, a column or another split than {first!r}, got {test!r}; "
-                f"splits: {', '.join(splits)}, columns: {', '.join(splits[first].column_names)}"
+                f"test must be a share, a column or a split to test on, got {test!r}; {known}"
             )
         return splits[first], FIFTH if test is None else share_or_name(str(test)), ""
     parts = [splits[first], splits[held_out]]
+    for column, kind in parts[0].features.items():
+        other = parts[1].features.get(column, kind)
+        if other != kind:
+            raise ValueError(
+                f"column {column!r} must be alike in both splits, class names in one order, got "
+                f"{kind} and {other}: cast one, or use test= for a share of {first!r}"
+            )
     rows = datasets.concatenate_datasets(parts)
     return rows, np.repeat([False, True], [*map(len, parts)]), f"its split {held_out!r}"
 
@@ -268,18 +280,22 @@ def _read_frame(rows: Any, columns: Sequence[str]) -> Any:
     """Returns columns as a pandas frame; class labels are categories, in which -1 is missing."""
     import pandas as pd
 
-    index = pd.RangeIndex(len(rows), name="row")  # pandas has no rows without columns
-    frame = pd.DataFrame(rows.select_columns(list(columns)).to_pandas(), index=index)
     for column in columns:
         feature = rows.features[column]
-        if hasattr(feature, "int2str"):
-            codes = frame[column].fillna(-1).astype(int)
-            frame[column] = pd.Categorical.from_codes(codes, categories=feature.names)
-        elif type(feature).__name__ != "Value":
+        if type(feature).__name__ not in ("Value", "ClassLabel"):
             raise ValueError(
-                f"column {column!r} must be numbers or texts, as all columns without a role are "
-                f"inputs, got {feature}: use input=COLUMN to select one column of images or numbers"
+                f"column {column!r} must be numbers or texts, got {feature}: use input=COLUMN to "
+                "select one column of images or numbers as the input"
             )
+    index = pd.RangeIndex(len(rows), name="row")  # pandas has no rows without columns
+    table = rows.select_columns(list(columns)).with_format("arrow")[:]
+    # As floats, integers of a column with gaps would be rounded beyond 2^53.
+    frame = pd.DataFrame(table.to_pandas(integer_object_nulls=True), index=index)
+    for column in columns:
+        if hasattr(rows.features[column], "int2str"):
+            codes = pd.to_numeric(frame[column]).fillna(-1).astype(int)
+            names = rows.features[column].names
+            frame[column] = pd.Categorical.from_codes(codes, categories=names)
     return frame
 
 
@@ -292,17 +308,21 @@ def _read_lists(rows: Any, column: str) -> NDArray[Any]:
     feature = rows.features[column]
     while hasattr(feature, "feature"):  # of lists
         feature = feature.feature
+    kind = getattr(feature, "dtype", "")
+    if not kind.startswith(("int", "uint", "float", "bool")):  # others may name files to open
+        raise ValueError(f"column {column!r} must be lists of numbers, got {feature}")
     # The formatter converts all integers to int64, and all floats to float32.
-    exact = {"uint8": np.uint8, "float64": np.float64}.get(getattr(feature, "dtype", ""))
+    exact = {"uint8": np.uint8, "float64": np.float64}.get(kind)
     values = np.asarray(rows.select_columns([column]).with_format("numpy", dtype=exact)[:][column])
     if values.dtype == object:
         raise ValueError(
-            f"column {column!r} must have one shape in all rows, got {rows.features[column]}"
+            f"column {column!r} must have lists of one length in all rows, got several lengths or "
+            "no list"
         )
     return values
 
 
-def _read_images(rows: Any, column: str, size: Size) -> NDArray[np.uint8]:
+def _read_images(rows: Any, column: str, size: Size) -> tuple[NDArray[np.uint8], list[str]]:
     import datasets
     from PIL import Image, ImageOps
 

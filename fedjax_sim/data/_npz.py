@@ -44,8 +44,14 @@ def npz(name: str, file: Path, *, classes: int | None = None, task: str | None =
         raise ValueError(
             f"x_test must be like x_train, which is {array_type(train.x)}, got {array_type(test.x)}"
         )
-    if test.client is not None and train.client is None:
-        raise ValueError("client_test needs client_train, got it alone")
+    if test.client is not None:
+        if train.client is None:
+            raise ValueError("client_test needs client_train, got it alone")
+        if train.client.dtype.kind != test.client.dtype.kind:  # NumPy would round large integers
+            raise ValueError(
+                f"client_test must be {train.client.dtype}, as client_train, got "
+                f"{test.client.dtype}"
+            )
     return from_parts(name, train, test, classes=classes, task=task)
 
 

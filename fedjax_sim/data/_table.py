@@ -46,6 +46,9 @@ def from_table(
     flags = test if isinstance(test, str) else None
     roles = [c for c in (label, target, client, flags) if c is not None and c in frame]
     columns = [] if x is not None else [c for c in frame.columns if c not in roles]
+    both = [c for c in categorical if c in roles]
+    if both:
+        raise ValueError(f"categorical must be inputs, got {both[0]!r}, which has another role")
     notes = [*notes]
     gaps = frame[[*roles, *columns]].isna()
     if missing == "drop":
@@ -58,7 +61,7 @@ def from_table(
     else:
         _check_gaps(frame, gaps[roles] if missing == "mean" else gaps, roles)
     if not len(frame):
-        raise ValueError("must have rows below its line of column names, got none")
+        raise ValueError("must have rows, got none" + "; all lack a value" * bool(len(gaps)))
     names: list[str] = []
     if y is None and target is not None:
         y = _read_numbers(frame[target], f"label={target}")
@@ -102,7 +105,8 @@ def check_columns(known: Sequence[str], columns: Sequence[str | None], hint: str
     """Raises ValueError if a column is not among the known ones."""
     for column in columns:
         if column is not None and column not in known:
-            raise ValueError(f"has no column {column!r}; columns: {shortened(known, 20)}{hint}")
+            there = shortened(known, 20) or "none"
+            raise ValueError(f"has no column {column!r}; columns: {there}{hint}")
 
 
 def _rows(frame: Any) -> list[str]:
@@ -114,10 +118,13 @@ def _check_gaps(frame: Any, gaps: Any, roles: Sequence[str]) -> None:
         return
     i, j = np.argwhere(gaps.to_numpy())[0]
     column = gaps.columns[j]
-    got = "none or the label -1" if _has_classes(frame[column]) else "none"
+    classes = _has_classes(frame[column])
+    other = ", or missing=mean to fill in the training mean"
+    if column in roles:
+        other = ", or test= for a split that has labels" * classes
     raise ValueError(
-        f"{_rows(frame)[i]}, column {column!r} must have a value, got {got}: use missing=drop to "
-        "drop such rows" + ", or missing=mean to fill in the training mean" * (column not in roles)
+        f"{_rows(frame)[i]}, column {column!r} must have a value, got none"
+        f"{' or the label -1' * classes}: use missing=drop to drop such rows{other}"
     )
 
 
@@ -141,11 +148,15 @@ def _read_inputs(frame: Any, categorical: Sequence[str]) -> tuple[Array, list[st
             encoded[column] = np.full(len(values), "", object)
             encoded[column][known] = _read_keys(values[known]).astype(np.str_)
         elif numbers is None:
-            bad = _first_text(values)
+            texts = values.dropna()
+            first = _first(texts, np.isnan(_parse_numbers(texts)), "a number")
             raise ValueError(
-                f"{bad}: use categorical={column} to encode its categories, or categorical=all for "
-                "all text columns"
+                f"{first}: use categorical={column} to encode its categories, or categorical=all "
+                "for all text columns"
             )
+        elif _infinite(numbers).any():
+            first = _first(values, _infinite(numbers), "a finite number in float32")
+            raise ValueError(f"{first}: correct it or leave the row out")
         else:
             plain[column] = numbers
     x = np.stack([*plain.values()], axis=1) if plain else np.zeros((len(frame), 0))
@@ -159,30 +170,40 @@ def _as_numbers(values: Any) -> NDArray[np.float64] | None:
     """Returns numbers and booleans, NaN if missing; None for other values."""
     from pandas.api.types import is_numeric_dtype
 
-    flags = values.dtype == object and all(isinstance(v, bool) for v in values.dropna())
-    numbers = flags or is_numeric_dtype(values.dtype)
+    # Booleans and integers with gaps are objects.
+    plain = values.dtype == object and all(isinstance(v, int) for v in values.dropna())
+    numbers = plain or is_numeric_dtype(values.dtype)
     return values.to_numpy(np.float64, na_value=np.nan) if numbers else None
 
 
-def _first_text(values: Any) -> str:
-    """Returns the start of an error about the first value that is not a number."""
+def _parse_numbers(values: Any) -> NDArray[np.float64]:
+    """Returns the numbers that texts stand for, NaN for other texts."""
     from pandas import to_numeric
 
-    texts = values.dropna().astype(str)
-    wrong = texts[to_numeric(texts, errors="coerce").isna()]
-    first = wrong if len(wrong) else texts
-    return f"{_rows(first)[0]}, column {values.name!r} must be a number, got {str(first.iloc[0])!r}"
+    return np.asarray(to_numeric(values.astype(str), errors="coerce"), np.float64)
 
 
-def _read_numbers(values: Any, other: str) -> Array:
+def _infinite(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    with np.errstate(over="ignore"):
+        return np.isinf(numbers.astype(np.float32))
+
+
+def _first(values: Any, wrong: Any, wanted: str) -> str:
+    """Returns the start of an error about the first wrong value."""
+    i = int(np.argmax(wrong))
+    got = str(values.iloc[i])
+    return f"{_rows(values)[i]}, column {values.name!r} must be {wanted}, got {got!r}"
+
+
+def _read_numbers(values: Any, other: str) -> NDArray[np.float64]:
     """Reads a target, or labels that are numbers; ``other`` is the option for named classes."""
-    from pandas import to_numeric
-
-    numbers = to_numeric(values.astype(str), errors="coerce")
-    if numbers.isna().any() or np.isinf(numbers).any():
-        finite = f"{_first_text(values)}: use {other} for named classes"
-        raise ValueError(finite.replace("a number", "a finite number"))
-    return np.asarray(numbers, np.float64)
+    numbers = _as_numbers(values)
+    numbers = _parse_numbers(values) if numbers is None else numbers
+    wrong = np.isnan(numbers) | _infinite(numbers)
+    if wrong.any():
+        first = _first(values, wrong, "a finite number")
+        raise ValueError(f"{first}: use {other} for named classes")
+    return numbers
 
 
 def _read_labels(values: Any) -> tuple[NDArray[np.int64], list[str]]:
@@ -214,13 +235,9 @@ def _check_classes(column: str, names: Sequence[str], rows: int) -> None:
 
 
 def _read_keys(values: Any) -> Array:
-    """Reads labels or identifiers as integers or texts; integers may be stored as floats."""
-    found = values.to_numpy()
-    if found.dtype.kind == "f" and np.array_equal(found, np.round(found)):
-        found = found.astype(np.int64)  # integers with gaps, of rows that were dropped
-    if found.dtype.kind in "iu":
-        return np.asarray(found)
-    return integers_or_texts(found.astype(np.str_))
+    """Reads labels or identifiers as numbers, or as texts if they are not numbers."""
+    found = np.asarray(values)
+    return found if found.dtype.kind in "iuf" else integers_or_texts(found.astype(np.str_))
 
 
 def _one_hot(

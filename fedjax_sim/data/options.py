@@ -141,14 +141,14 @@ def choose_test(
                 )
         in_test = np.array([IN_TEST[text.lower()] for text in flags])
         words = f"the test rows of {test!r}"
-    check_parts(in_test, test, hint)
+    check_parts(in_test, f"test={test}", hint)
     return in_test, words
 
 
-def check_parts(test: NDArray[np.bool_], value: float | str, hint: str) -> None:
+def check_parts(test: NDArray[np.bool_], test_set: str, hint: str) -> None:
     """Raises ValueError if the test set has no rows or all rows."""
     if test.all() or not test.any():
         raise ValueError(
-            f"test={value} must leave training and test rows, got {test.sum()} of {len(test)} rows "
+            f"{test_set} must leave training and test rows, got {test.sum()} of {len(test)} rows "
             f"for the test{hint}"
         )

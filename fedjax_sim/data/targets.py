@@ -1,6 +1,7 @@
 """Targets of a data set: dtype, task and class names."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from fedjax_sim.data.arrays import check_int32, flags
 from fedjax_sim.tasks import classification, multi_label, regression, task_of
 
 KINDS = ("classification", "regression", "multi_label")
+
+ROUNDED = 0.01
+"""The rounding to float32 that is accepted, in standard deviations of the targets."""
 
 
 def read_targets(
@@ -115,10 +119,24 @@ def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
         hint = ": number texts by fs.data.from_arrays" if y.dtype.kind in "UO" else ""
         raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}{hint}")
     if y.dtype.kind == "f":
+        if y.dtype != np.float32 and len(y):
+            _check_rounding(name, y.reshape(len(y), math.prod(y.shape[1:])))
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
     check_int32(name, y)
     return y if y.dtype == bool else y.astype(np.int32, copy=False)
+
+
+def _check_rounding(name: str, y: NDArray[Any]) -> None:
+    """Raises ValueError if float32 rounds a column by much of its spread, such as Unix times."""
+    for column in y.T:
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost = np.std(column - column.astype(np.float32)) > ROUNDED * np.std(column)
+        if lost:
+            raise ValueError(
+                f"{name} must have values that are distinct in float32, got {column.min()} to "
+                f"{column.max()}: subtract a constant, such as {np.median(column):.15g}"
+            )
 
 
 def class_labels(

@@ -233,6 +233,12 @@ NO_ROUND_TIMED = Need(
     ),
     "a clock without deadline, first and a shared uplink",
 )
+BYTES_KNOWN = Need(
+    "clock",
+    "a clock without a link if models return one by one, as its messages are known too late",
+    lambda parts: not parts.asynchronous or parts.clock.link is None,
+    "flight=every_round(), or a clock without a link",
+)
 ONE_BY_ONE = Need(
     "selection",
     "a selection that can draw clients one by one",

@@ -121,6 +121,8 @@ def natural(groups: ArrayLike, *, min_size: int = 1) -> Partition:
         [2, 0, 1]
     """
     group = np.asarray(groups)
+    if group.dtype == object and all(isinstance(name, str) for name in group):  # as of pandas
+        group = group.astype(np.str_)
     if group.ndim != 1 or not group.size or group.dtype.kind not in "iuU":
         raise ValueError(f"groups must be integers or texts [n], got {array_type(group)}")
     _, rank, sizes = np.unique(group, return_inverse=True, return_counts=True)

@@ -68,9 +68,13 @@ def limit_label(
     table = draw_design(counts, clients, t, min_per_class, rng).columns(fraction).T
     empty = int((~table.any(axis=1)).sum())
     if empty:
+        owners = int(np.rint(fraction * counts).min())  # of the rarest class, with a sample each
+        block = counts.size // math.gcd(t, counts.size)
+        most = owners * counts.size // t // block * block
         raise ValueError(
             f"clients must all get samples, got {clients}, of which {empty} are empty as the "
-            f"rarest class has {counts.min()}; use fewer clients"
+            f"rarest class has {counts.min()}; "
+            + (f"use at most {most} clients" if most else "more samples are needed")
         )
     return deal(y, table, rng, limit_label_name(t, fraction, min_per_class))
 

@@ -7,6 +7,7 @@ import jax
 from fedjax_sim.base import Coverage, Exchange, Leaves, Need, Variables
 from fedjax_sim.engine.needs import (
     AS_IT_IS,
+    BYTES_KNOWN,
     NO_FLIGHT,
     NO_WEIGHTS_SHARED,
     NOTHING_SHARED,
@@ -41,8 +42,20 @@ IN_TURN = (
     ),
     AS_IT_IS,
     UNCHANGED,
+    BYTES_KNOWN,
 )
 ALONE = NO_WEIGHTS_SHARED, ONE_MODEL, NO_FLIGHT, PLAIN_SERVER, UNCHANGED
+
+
+def needs_of(exchange: Exchange) -> tuple[Need, ...]:
+    """Returns the needs of an exchange, the package's or a user's, by what it leaves out."""
+    if exchange.nothing:
+        return ALONE
+    if exchange.coverage is not None:
+        return COVERED
+    if exchange.fragments:
+        return IN_TURN
+    return () if exchange.own is None else (NO_WEIGHTS_SHARED,)
 
 
 class everything(Exchange):
@@ -90,12 +103,6 @@ class split(Exchange):
     def coverage(self) -> Coverage | None:
         return self.covers
 
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        if self.covers is not None:
-            return COVERED
-        return () if self.own is None else (NO_WEIGHTS_SHARED,)
-
 
 class nothing(Exchange):
     """Sends no part of a model: every client trains its own, from the same initial weights.
@@ -108,7 +115,6 @@ class nothing(Exchange):
     """
 
     nothing = True
-    needs = ALONE
 
     def own(self, variables: Variables) -> Variables:
         every: Variables = jax.tree.map(lambda leaf: True, variables)
@@ -145,8 +151,6 @@ class fragments(Exchange):
     """
 
     leaves: tuple[Leaves, ...]
-
-    needs = IN_TURN
 
     def __init__(self, *leaves: Leaves) -> None:
         object.__setattr__(self, "leaves", leaves)

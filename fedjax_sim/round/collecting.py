@@ -111,13 +111,13 @@ def absorb(
     cohort: Cohort,
     due: Array,
     updates: Variables | None = None,
-    step: Variables | None = None,
+    mean: Variables | None = None,
 ) -> FedState:
     """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
     The messages have changed the shared state in ``state``. ``updates [P, *p]`` are the sent
-    updates; None: the models in ``slots``, after training, minus ``cohort.received``. ``step [*p]``
-    is the mean of the updates if they are not stored.
+    updates; None: the models in ``slots``, after training, minus ``cohort.received``. ``mean [*p]``
+    is that of the updates if they are not stored.
     """
     # Without the clients' fields, which lax.cond would copy through both branches.
     none: dict[str, Any] = dict.fromkeys(CLIENTS, ())
@@ -130,7 +130,7 @@ def absorb(
         weights = weights_of(parts, cohort.samples, slots.samples_visited, counted)
         if cohort.chance is not None:
             weights = weights / jnp.where(counted, cohort.chance, 1)
-        changes: PyTree = updates if step is None else ()
+        changes: PyTree = updates if mean is None else ()
         if changes is None:
             changes = tree.subtract(slots.variables, cohort.received)
         gathered, after = _preaggregate(parts, key, state, Gathered(changes, weights, cohort))
@@ -139,11 +139,11 @@ def absorb(
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
-            mean = aggregate(parts, gathered) if step is None else _over_whole(step, gathered)
-            mean = over_covered(parts, mean, gathered, state.round)
+            step = aggregate(parts, gathered) if mean is None else _over_whole(mean, gathered)
+            step = over_covered(parts, step, gathered, state.round)
             masks = travels(parts, state.server), sent
             taken, opt_state, shared = _server_moves(
-                parts, own_key, mean, opt_state, shared, gathered, *masks
+                parts, own_key, step, opt_state, shared, gathered, *masks
             )
         moved = tree.filled(tree.only(sent, tree.add(state.server, taken)), state.server)
         broadcast = parts.broadcast.update(state.broadcast, moved, gathered, parts.aggregator)

@@ -25,6 +25,7 @@ from fedjax_sim.base import (
     Sending,
     Server,
     Variables,
+    Weighting,
     concrete,
     ranges,
     shown,
@@ -33,6 +34,8 @@ from fedjax_sim.base.parts import check_kind, is_users, uncalled
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
+from fedjax_sim.engine.reading import two_weights
+from fedjax_sim.plan.exchange import needs_of
 from fedjax_sim.server.weighting import by_samples
 
 KINDS: dict[str, type] = {
@@ -48,13 +51,6 @@ KINDS: dict[str, type] = {
 }
 OPTIONAL = ("finish", "clock")
 SEQUENCES: dict[str, type] = {"sending": Sending, "preaggregation": PreAggregation}
-BYTES_KNOWN = Need(
-    "clock",
-    "a clock without a link if models return one by one, as its messages are known too late",
-    lambda parts: not parts.asynchronous or parts.clock.link is None,
-    "flight=every_round(), or a clock without a link",
-)
-
 _COUNTS = ranges.limits([("clients_per_round", int, {})])
 
 
@@ -75,6 +71,7 @@ def check_parts(parts: Any) -> None:
     for role, part, need in _derived(parts):
         _check_need(role, part, need, parts)
     _check_effect(parts)
+    _check_weighting(parts.weighting)
     redistribution = parts.flight.redistribution
     if redistribution is not None and parts.learned is None:
         _check_redistribution(redistribution, parts.slots)
@@ -107,11 +104,13 @@ def _check_kinds(parts: Any) -> None:
     flight = parts.flight
     if flight.refresh is not None:
         check_kind("refresh must be a", Refresh, flight.refresh)
-    functions = {role: getattr(parts, role) for role in ("weighting", "aggregator", "personal")}
-    if parts.learned is None:
+    functions = {"weighting": parts.weighting, "aggregator": parts.aggregator}
+    if parts.personal is not None:
+        functions["personal"] = parts.personal
+    if flight.redistribution is not None and parts.learned is None:
         functions["redistribution"] = flight.redistribution
     for role, part in functions.items():
-        if isinstance(part, type) or not (part is None or callable(part)):
+        if isinstance(part, type) or not callable(part):
             got = uncalled(part) if isinstance(part, type) else repr(part)
             raise ValueError(f"{role} must be a function, got {got}")
 
@@ -141,8 +140,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
     if selection.times:
         yield from (("selection", selection, n) for n in (needs.CLOCK, needs.SYNCHRONOUS))
-    if parts.exchange.fragments:
-        yield "exchange", parts.exchange, BYTES_KNOWN
+    yield from (("exchange", parts.exchange, need) for need in needs_of(parts.exchange))
     if needs.per_visit(parts):
         for need in (KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED):
             yield "weighting", parts.weighting, need
@@ -150,7 +148,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
         if part.withholds:  # models in flight, or control variates of others, would be lost
             yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
         if part.measured or (part.withholds and not part.screens):
-            yield "sending", part, BYTES_KNOWN
+            yield "sending", part, needs.BYTES_KNOWN
         if part.choose is not None:
             yield from (("sending", part, need) for need in DIVIDED)
         if not (part.messages and shared):
@@ -169,6 +167,16 @@ def _check_effect(parts: Any) -> None:
                 f"{role} {shown(getattr(parts, role))} has no effect with exchange "
                 f"{parts.exchange}, by which no model is sent: use exchange=everything()"
             )
+
+
+def _check_weighting(weighting: Weighting) -> None:
+    """Evaluates it on two models: one that is not positive would keep the server where it is."""
+    given = two_weights(weighting, (2, 90))
+    if given is not None and not np.all(np.isfinite(given) & (given > 0)):
+        raise ValueError(
+            f"weighting must give each model a positive finite number, {shown(weighting)} gave "
+            f"{given.tolist()} for clients of 1 and 40 samples"
+        )
 
 
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:

@@ -85,12 +85,6 @@ ANALYSED = (
         "broadcast=latest()",
     ),
     Need(
-        "exchange",
-        "models that do not travel in turn",
-        lambda parts: not parts.exchange.fragments,
-        "exchange=everything()",
-    ),
-    Need(
         "weighting",
         "weights that depend only on the client's own number of samples",
         lambda parts: (

@@ -25,10 +25,9 @@ from fedjax_sim.round.exchanging import travelling
 from fedjax_sim.round.parts import Parts
 
 
-class Delivered(NamedTuple):
-    """The messages of a round."""
+class Messages(NamedTuple):
+    """What is known of the messages of a round."""
 
-    trained: Trained  # [P], the results as they are sent; a model that is not sent stays as trained
     kept: PyTree  # [N, *] for each part, the clients' states
     sent: Array  # bool[P], the rows that sent a model
     # f32[P], the probability with which each row was to send; None if all were
@@ -55,8 +54,8 @@ def send(
     start: PyTree,
     due: Array,
     most: int | None,
-) -> Delivered:
-    """Applies the sending parts to the updates of a round.
+) -> tuple[Trained, Messages]:
+    """Applies the sending parts to the updates of a round; models that are not sent stay trained.
 
     ``start [P, *p]`` are the models that the clients received, if models travel, else (); the
     server collects the rows ``due bool[P]``. An update takes at most ``most`` bytes; None: they are
@@ -65,7 +64,7 @@ def send(
     visited = slots.client < data.clients
     sends = visited & (due | parts.models_travel)
     if not parts.sending:
-        return Delivered(trained, state.sending, sends, None, None)
+        return trained, Messages(state.sending, sends, None, None)
     known = start if parts.models_travel else measured_from(parts, state, slots)
     update = trained.variables
     if parts.in_flight:
@@ -76,20 +75,20 @@ def send(
     if parts.in_flight:
         update = tree.select_rows(sent, tree.add(known, update), trained.variables)
     trained = trained._replace(variables=update, message=message)
-    return Delivered(trained, kept, sent, chance, sizes)
+    return trained, Messages(kept, sent, chance, sizes)
 
 
 def drop_late(
-    state: FedState, data: ClientData, slots: Slots, given: Delivered, arrived: Array
-) -> Delivered:
+    state: FedState, data: ClientData, slots: Slots, messages: Messages, arrived: Array
+) -> Messages:
     """Discards the messages of rows that have not ``arrived bool[P]``; keeps their bytes."""
     late = state_rows(data, jnp.where(arrived, data.clients, slots.client))
 
     def restored(before: Array, after: Array) -> Array:
         return after.at[late].set(before.at[late].get(mode="clip"), mode="drop")
 
-    kept = jax.tree.map(restored, state.sending, given.kept)
-    return given._replace(kept=kept, sent=given.sent & arrived)
+    kept = jax.tree.map(restored, state.sending, messages.kept)
+    return messages._replace(kept=kept, sent=messages.sent & arrived)
 
 
 def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
@@ -157,7 +156,7 @@ def _apply_sending(
     message: PyTree,
     most: int | None = None,
 ) -> tuple[Variables, PyTree, PyTree, Array, Array | None, Array | None]:
-    """Returns updates and messages ``[P]``, then the fields of :class:`Delivered`.
+    """Returns updates and messages ``[P]``, then as in :class:`Messages`, after all parts.
 
     Updates are relative to the models ``known [P or 1]``. Updates of rows that do not send are
     unchanged, as are messages of rows that did not train.

@@ -35,8 +35,8 @@ from fedjax_sim.round.parts import Parts
 def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[FedState, Metrics]:
     """Runs one round; returns the state after it, and its metrics."""
     planned = plan(parts, key, state, data)
-    now, placed, due, limit = planned.state, planned.placed, planned.due, planned.limit
-    work = training.train(parts, key, now, data, placed, due, limit)
+    before, placed, due, limit = planned.state, planned.placed, planned.due, planned.limit
+    work = training.train(parts, key, before, data, placed, due, limit)
     delivery = deliver(parts, key, data, planned, work)
     collection = collect(parts, key, data, planned, delivery)
     return report(parts, key, planned, work, delivery, collection)
@@ -83,7 +83,7 @@ class Delivery(NamedTuple):
 
     placed: placement.Placed  # the rows after training
     trained: Trained  # [P], as it was sent
-    given: sendings.Delivered
+    messages: sendings.Messages
     outcome: timing.Outcome  # which visits count
     transfers: traffic.Transfers  # without uploads that are withheld
     skipped: Array  # bool[P], the rows whose clients were screened out
@@ -107,32 +107,33 @@ def deliver(
     if parts.timed_later:
         ready = timing.ready(parts, key, limit, placed, transfers.visited)
         slots = placed.slots._replace(client=jnp.where(ready, placed.slots.client, data.clients))
-        given = sendings.send(parts, key, state, data, slots, trained, start, due, most)
+        trained, messages = sendings.send(parts, key, state, data, slots, trained, start, due, most)
         # The visit of a client that is lost would have had an upload.
-        transfers = transfers._replace(uploads=transfers.uploads & (given.sent | ~ready))
-        lasts = timing.durations(parts, state, data, placed, transfers, given.bytes)
+        transfers = transfers._replace(uploads=transfers.uploads & (messages.sent | ~ready))
+        lasts = timing.durations(parts, state, data, placed, transfers, messages.bytes)
         outcome = timing.outcome(parts, key, lasts, limit, steps, placed, transfers, asleep)
         arrived = outcome.arrived
-        given = sendings.drop_late(state, data, slots, given, arrived)
-        placed, trained = timing.drop_lost(parts, data, placed, given.trained, start, arrived)
+        messages = sendings.drop_late(state, data, slots, messages, arrived)
+        placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
     else:
         lasts = plan.durations
         outcome = timing.outcome(parts, key, lasts, limit, steps, placed, transfers, asleep)
         arrived = outcome.arrived
         placed, trained = timing.drop_lost(parts, data, placed, trained, start, arrived)
-        given = sendings.send(parts, key, state, data, placed.slots, trained, start, due, most)
-        trained = given.trained
+        trained, messages = sendings.send(
+            parts, key, state, data, placed.slots, trained, start, due, most
+        )
     if plan.back is not None:
         outcome = outcome._replace(elapsed=plan.back.elapsed)
     elif plan.asked is not None and outcome.elapsed is not None:
         outcome = outcome._replace(elapsed=polling.with_poll(outcome.elapsed, plan.asked))
-    skipped = sendings.skipped(parts, arrived, given.sent)
+    skipped = sendings.skipped(parts, arrived, messages.sent)
     trained, own = sendings.restore_skipped(
         parts, state, data, placed.slots, skipped, trained, work.own
     )
     kept = training.client_states(parts, state, data, placed, trained, own)
     placed = training.after_training(parts, placed, trained, arrived)
-    return Delivery(placed, trained, given, outcome, transfers, skipped, *kept)
+    return Delivery(placed, trained, messages, outcome, transfers, skipped, *kept)
 
 
 class Collection(NamedTuple):
@@ -147,16 +148,16 @@ def collect(
     parts: Parts, key: Array, data: ClientData, plan: Plan, delivery: Delivery
 ) -> Collection:
     """Aggregates the updates that are due, and moves the server model."""
-    state, slots, given = plan.state, delivery.placed.slots, delivery.given
+    state, slots, messages = plan.state, delivery.placed.slots, delivery.messages
     cohort = collecting.cohort_of(parts, state, slots, delivery.placed.samples, data)
-    cohort = collecting.with_chances(parts, state, cohort, given.chance)
+    cohort = collecting.with_chances(parts, state, cohort, messages.chance)
     updates, mean = None, None
     if parts.in_flight:
         # A model in flight is due even if no client trained it now, unless its client is absent.
         absent = parts.loses and parts.selection.sticky
         due = plan.due & delivery.outcome.arrived if absent else plan.due
     else:
-        due, updates = plan.due & given.sent, delivery.trained.variables
+        due, updates = plan.due & messages.sent, delivery.trained.variables
     if not parts.holds_updates:
         updates, mean = None, updates
     reduced = state._replace(shared_state=delivery.shared_state)
@@ -175,14 +176,14 @@ def report(
     """Updates the selection and the diagnostics, and counts traffic and steps."""
     state, draw, asked, back = plan.state, plan.draw, plan.asked, plan.back
     new, cohort, updates = collection
-    given, outcome, transfers = delivery.given, delivery.outcome, delivery.transfers
+    messages, outcome, transfers = delivery.messages, delivery.outcome, delivery.transfers
     elapsed, skipped, reports = outcome.elapsed, delivery.skipped, delivery.trained.info
     numbers, diagnostics = _measure(parts, key, state, new, delivery.placed.slots, updates, cohort)
     timed = reports
     if parts.selection.times and outcome.end is not None:
         timed = reports._replace(extra={**reports.extra, "seconds": outcome.end})
     selection = polling.update_selection(
-        parts, draw.selection, cohort, timed, given.sent, (new.server, updates)
+        parts, draw.selection, cohort, timed, messages.sent, (new.server, updates)
     )
     now = state.clock if elapsed is None else add_seconds(state.clock, elapsed.seconds)
     after = new._replace(
@@ -191,14 +192,14 @@ def report(
         selection=selection,
         client_state=delivery.client_state,
         own=delivery.own,
-        sending=given.kept,
+        sending=messages.kept,
         shared_state=delivery.shared_state if parts.local.follow is None else new.shared_state,
         diagnostics=diagnostics,
         clock=now if back is None else back.now,
         at_work=() if back is None else back.at_work,
     )
     visits = work.trained.info  # also of clients whose visits do not count
-    uploaded = given.sent | outcome.dropped
+    uploaded = messages.sent | outcome.dropped
     # A model that goes from client to client is one upload and one download.
     uploads = jnp.sum(uploaded & transfers.uploads, dtype=jnp.int32) + draw.exchanged
     downloads = jnp.sum(transfers.downloads, dtype=jnp.int32) + draw.exchanged + draw.sent
@@ -220,7 +221,7 @@ def report(
         diagnostics=numbers,
         time=elapsed,
         answers=None if asked is None else asked.answers,
-        bytes=traffic.by_slot(parts, state, work.placed, uploaded, transfers, given.bytes),
+        bytes=traffic.by_slot(parts, state, work.placed, uploaded, transfers, messages.bytes),
     )
     return after, metrics
 

@@ -108,7 +108,7 @@ def _arrived(
     return _Arrived(client, with_own(own.leaves, used), received, tag, origin, covers)
 
 
-def _work(
+def _inputs(
     parts: Parts,
     key: Array,
     state: FedState,
@@ -142,8 +142,8 @@ def survey_clients(
         at = _arrived(parts, data, pixels, common, own, task)
         return survey.ask(task.key, at.used, at.client, own.client_state, common.shared_state)
 
-    work = _work(parts, key, state, data, placed)
-    answers = parts.execution.run(answer, samples_of(data), *work)
+    inputs = _inputs(parts, key, state, data, placed)
+    answers = parts.execution.run(answer, samples_of(data), *inputs)
     present = placed.slots.client < data.clients
     weights = weights_of(parts, placed.samples, placed.samples, present)
     # An empty cohort (Poisson sampling may draw one) has no effect.
@@ -179,7 +179,7 @@ def train(
     """
     summed = not parts.holds_updates
 
-    def given(arrived: _Arrived, task: _Task, trained: Trained) -> PyTree:
+    def outputs(arrived: _Arrived, task: _Task, trained: Trained) -> PyTree:
         received, tag, origin = arrived.received, arrived.tag, arrived.origin
         mine = own_leaves(parts, trained.variables)
         model = trained.variables
@@ -201,7 +201,7 @@ def train(
         trained = parts.local.train(
             task.key, at.used, at.client, own.client_state, common.shared_state
         )
-        return given(at, task, trained)
+        return outputs(at, task, trained)
 
     slots = placed.slots
     share: PyTree = ()
@@ -210,14 +210,14 @@ def train(
         weights = weights_of(parts, placed.samples, placed.samples, counted)
         weights = weights / expected_visits(parts, state, data, slots.client)
         share = weights / tree.row_sum(weights)
-    work = _work(parts, key, state, data, placed, share, limit)
+    inputs = _inputs(parts, key, state, data, placed, share, limit)
     ran = None
     run = functools.partial(parts.execution.run, cost=placed.samples, summed=summed)
     if isinstance(parts.local.train, TrainInSteps):
-        in_steps = _in_steps(parts, data, parts.local.train, visit, given)
-        out, ran = run(in_steps, samples_of(data), *work)
+        in_steps = _in_steps(parts, data, parts.local.train, visit, outputs)
+        out, ran = run(in_steps, samples_of(data), *inputs)
     else:
-        out = run(visit, samples_of(data), *work)
+        out = run(visit, samples_of(data), *inputs)
     out, total = out if summed else (out, None)
     trained, mine, tag, received, start = out
     if summed:
@@ -235,9 +235,9 @@ def _in_steps(
     data: ClientData,
     train: TrainInSteps,
     whole: Callable[..., PyTree],
-    given: Callable[[_Arrived, _Task, Trained], PyTree],
+    outputs: Callable[[_Arrived, _Task, Trained], PyTree],
 ) -> InSteps:
-    """Splits ``whole``, a visit, into steps between which it can stop; ``given`` ends it."""
+    """Splits ``whole``, a visit, into steps between which it can stop; ``outputs`` ends it."""
 
     def at(
         due: Array | bool,
@@ -273,7 +273,7 @@ def _in_steps(
 
     def end(*visit_due_and_state: PyTree) -> PyTree:
         *visit, due, (arrived, plan), carry = visit_due_and_state
-        return given(arrived, visit[-1], train.end(plan, carry, *at(due, arrived, *visit)))
+        return outputs(arrived, visit[-1], train.end(plan, carry, *at(due, arrived, *visit)))
 
     return InSteps(begin, stretch, step, end, whole, lambda out: out[0].info.steps)
 

@@ -18,14 +18,15 @@ from fedjax_sim.cli.reporting.compare import Group, grouped
 from fedjax_sim.cli.reporting.contents import sections, summaries
 from fedjax_sim.cli.reporting.formats import comma_separated, latex_of, measurements
 from fedjax_sim.cli.reporting.page import html, text
-from fedjax_sim.cli.reporting.read import Reading, no_score, read
+from fedjax_sim.cli.reporting.read import Reading, no_score, read_folders
 from fedjax_sim.cli.reporting.wide import Wide, wides
 
 PROGRAM = "fedjax_sim.report"
 OWN_FILE = re.compile(
-    r"(report|table|wide|curves|clients|ranks|partition)(_\w+)?\.(html|md|tex|csv|svg|pdf|png)"
+    r"report\.(html|md)|(table|wide)\.(tex|csv)"
+    r"|(curves|clients|ranks|partition)(_\d+|_all)*\.(svg|pdf|png)"
 )
-"""The files of a report; those of an earlier one are removed."""
+"""The names of a report's files; those of an earlier report are removed."""
 SETTING = "partition"
 """The setting whose values are the columns of ``--wide``, if there is no other."""
 
@@ -39,11 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = _parser().parse_args(sys.argv[1:] if argv is None else argv)
         folders = [Path(text) for text in given.folders]
-        reading = read(folders)
+        reading = read_folders(folders)
         groups = grouped(reading.trials, given.baseline, reading.baseline)
-        setting = (
-            reading.columns if given.wide is None else given.wide or reading.columns or SETTING
-        )
+        # Other runs may lack the setting of a study's columns, or have a method in one of them too.
+        implied = reading.columns if len(folders) == 1 else None
+        setting = implied if given.wide is None else given.wide or reading.columns or SETTING
         tables = [] if setting is None else wides(reading, setting, given.baseline)
         out = folders[0] / "report" if given.out is None else Path(given.out)
         try:

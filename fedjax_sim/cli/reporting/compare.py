@@ -152,7 +152,7 @@ def grouped(
     return groups
 
 
-def tuned(group: Group) -> Group | None:
+def best_settings(group: Group) -> Group | None:
     """Returns each method's best trial on the validation set; None if no method has several.
 
     A method of which every trial diverged is omitted. The baseline is the best trial of the

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from fedjax_sim.cli.reporting.compare import (
     Group,
+    best_settings,
     decisive,
     differing,
-    tuned,
 )
 from fedjax_sim.cli.reporting.formats import BOLD
 from fedjax_sim.cli.reporting.pictures import (
@@ -92,17 +92,17 @@ def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Tabl
     note = f"{spread(trial.runs for trial in reading.trials)} {BOLD}"
     if reading.unscored:
         note += f" {no_score(reading.unscored)}"
-    tables = [scores(tuned(group) or group, with_differences=True) for group in groups]
+    tables = [scores(best_settings(group) or group, with_differences=True) for group in groups]
     return [(title, table, note) for title, table in zip(titles(groups), tables, strict=True)]
 
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
-    told = dict.fromkeys(
-        f"Score: {score_text(trial.score)}; the {trial.metric.best} is best, in bold; with "
-        "at least three methods the second best is underlined."
+    score_lines = dict.fromkeys(
+        f"Score: {score_text(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
+        "next one of at least three is underlined."
         for trial in reading.trials
     )
-    lines: list[Any] = [" ".join([*told, spread(trial.runs for trial in reading.trials)])]
+    lines: list[Any] = [" ".join([*score_lines, spread(trial.runs for trial in reading.trials)])]
     moments = {decisive(group.trials) for group in groups}
     if "validated" in moments:
         lines.append(
@@ -125,12 +125,13 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
     """Returns the chapter of a problem; if settings are tuned, it starts with the best ones."""
     group = whole
     items: list[Any] = []
-    if (chosen := tuned(whole)) is not None:
+    if (chosen := best_settings(whole)) is not None:
         settings = {(trial.method, trial.run, trial.algorithm): None for trial in whole.trials}
         tried = Counter(method for method, *_ in settings)
-        told = ", ".join(f"{n} for {method}" for method, n in tried.items())
+        counts = ", ".join(f"{n} for {method}" for method, n in tried.items())
         items.append(
-            f"For each method, the settings that scored best on the validation set (tried: {told})."
+            "For each method, the settings that scored best on the validation set "
+            f"(tried: {counts})."
         )
         group = chosen
     lines = by_method(group, styles)
@@ -140,12 +141,12 @@ def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles)
         found.append(Section("Differences", 3, [*_on_differences(group), compared(group)]))
     fare = by_client(group)
     if fare is not None:
-        told = (
+        note = (
             f"{client_score(group.trials[0]).capitalize()}, after the last round. Worst tenth: the "
             "mean over the tenth of the clients that fare worst, dashed in the picture."
         )
         pictures = draw_clients(group, folder, mark, title, lines)
-        found.append(Section("Clients", 3, [told, fare, *pictures]))
+        found.append(Section("Clients", 3, [note, fare, *pictures]))
     reached = targets(group)
     if reached is not None:
         found.append(Section("Rounds and traffic to a target", 3, [reached]))
@@ -179,8 +180,8 @@ def _on_differences(group: Group) -> list[str]:
         )
     few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
     if few and not folds:
-        told = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
-        lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {told}.")
+        least = ", ".join(f"{n} no less than {2.0 ** (1 - n):.3g}" for n in few)
+        lines.append(f"Fewer than 6 pairs that differ cannot reach p = 0.05: {least}.")
     return lines
 
 
@@ -232,8 +233,8 @@ def _code(summary: Mapping[str, Any]) -> dict[str, str]:
     {'jax': '0.10.2', 'commit': '5eed5eed5eed with changes'}
     """
     commit, changed = summary.get("commit"), " with changes" if summary.get("dirty") else ""
-    told = {} if commit is None else {"commit": commit[:12] + changed}
-    return {**summary.get("versions", {}), **told}
+    code = {} if commit is None else {"commit": commit[:12] + changed}
+    return {**summary.get("versions", {}), **code}
 
 
 def _origin(reading: Reading) -> list[Any]:

@@ -45,12 +45,12 @@ def study_of(folder: Path) -> StudyRecord:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def named(
+def name_folders(
     folders: Sequence[Path], studies: Mapping[Path, StudyRecord]
 ) -> dict[str, tuple[Path, StudyRecord | None]]:
     """Returns run folders by their shortest names, with the record of their study if any.
 
-    The cells of a study are in the order of its file.
+    The cells of a study are those of its file, in that order; an earlier file may have had others.
     """
     found: dict[Path, tuple[str, ...]] = {}
     cells: dict[Path, StudyRecord] = {}
@@ -61,10 +61,9 @@ def named(
         if folder not in studies:
             found[folder] = whole.parts
             continue
-        inside = {path.name: path for path in sorted((folder / CELLS).glob("*")) if path.is_dir()}
-        names = dict.fromkeys([*studies[folder].cells, *inside])
-        found |= {inside[name]: (*whole.parts, name) for name in names if name in inside}
-        cells |= dict.fromkeys(inside.values(), studies[folder])
+        for name in studies[folder].cells:
+            if (inside := folder / CELLS / name).is_dir():
+                found[inside], cells[inside] = (*whole.parts, name), studies[folder]
     distinct = {parts: folder for folder, parts in found.items()}  # one that is given twice is one
     shortest = {}
     for parts, folder in distinct.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.cli.report import aligned
-from fedjax_sim.cli.reporting.compare import Group, Over, over_runs, tuned, worst_tenth
+from fedjax_sim.cli.reporting.compare import Group, Over, best_settings, over_runs, worst_tenth
 from fedjax_sim.cli.reporting.read import ACROSS
 from fedjax_sim.cli.reporting.tables import (
     MOMENTS,
@@ -124,7 +124,7 @@ def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def measurements(group: Group) -> Iterator[dict[str, Any]]:
     """Yields all measurements of each trial of a group."""
-    gains, baseline, chosen = differences(group), group.baseline, tuned(group)
+    gains, baseline, chosen = differences(group), group.baseline, best_settings(group)
     corrected = with_holm(gains)
     for label, trial in zip(group.labels, group.trials, strict=True):
         gain, began = gains.get(trial), len(trial.rounds) > 0

@@ -25,21 +25,21 @@ class Problem(NamedTuple):
     score: str
 
     def title(self, *, scored: bool) -> str:
-        """Describes the data set, the partition and the split; with the score if ``scored``."""
-        told = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
+        """Writes the data set, the partition and the split; with the score if ``scored``."""
+        text = f"{self.dataset}, {self.partition}, {self.clients:,} clients"
         if self.folds is not None:
-            told += f", {self.folds} folds of clients"
+            text += f", {self.folds} folds of clients"
         elif self.test_clients is not None:
-            told += f", tested on {', '.join(self.test_clients)}"
+            text += f", tested on {', '.join(self.test_clients)}"
         elif self.test_fraction is not None:
-            told += f", {100 * self.test_fraction:g} % held out by each"
+            text += f", {100 * self.test_fraction:g} % held out by each"
         if self.adapt is not None:
-            told += f", {100 * self.adapt:g} % to adapt"
+            text += f", {100 * self.adapt:g} % to adapt"
         if self.validation is not None:
-            told += f", {100 * self.validation:g} % to validate"
+            text += f", {100 * self.validation:g} % to validate"
         if self.standardise == "local":
-            told += ", standardised by each client"
-        return f"{told}; {score_text(self.score)}" if scored else told
+            text += ", standardised by each client"
+        return f"{text}; {score_text(self.score)}" if scored else text
 
 
 def score_text(key: str) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedjax_sim.base import Metric
 from fedjax_sim.cli.loading import SavedRun, load_run
-from fedjax_sim.cli.reporting.folders import StudyRecord, is_study, named, study_of
+from fedjax_sim.cli.reporting.folders import StudyRecord, is_study, name_folders, study_of
 from fedjax_sim.cli.reporting.problems import Problem, problem_of
 from fedjax_sim.cli.resuming import HARMLESS
 
@@ -151,7 +151,7 @@ class Reading(NamedTuple):
     columns: str | None
 
 
-def read(folders: Sequence[Path]) -> Reading:
+def read_folders(folders: Sequence[Path]) -> Reading:
     """Reads run folders, and the cells of study folders.
 
     Raises:
@@ -162,7 +162,7 @@ def read(folders: Sequence[Path]) -> Reading:
     unfinished: list[str] = []
     unscored: list[str] = []
     studies = {folder: study_of(folder) for folder in folders if is_study(folder)}
-    places = named(folders, studies)
+    places = name_folders(folders, studies)
     for name, (folder, study) in places.items():
         if study is not None and not (folder / "summary.json").exists():
             unfinished.append(name)
@@ -260,8 +260,8 @@ def _diverged(
 ) -> dict[int, int]:
     """Returns the round in which each run of a method diverged, by ``lost bool[T, R]``."""
     if "diverged" in summary:
-        told = re.search(r"in round (\d+)", summary["diverged"])
-        return dict.fromkeys(range(max(lost.shape[1], 1)), int(told[1]) if told else 0)
+        found = re.search(r"in round (\d+)", summary["diverged"])
+        return dict.fromkeys(range(max(lost.shape[1], 1)), int(found[1]) if found else 0)
     return {int(r): rounds[int(lost[:, r].argmax())] for r in np.flatnonzero(lost.any(axis=0))}
 
 

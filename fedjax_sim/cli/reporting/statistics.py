@@ -31,9 +31,9 @@ def spread(runs: Iterable[int]) -> str:
     'Mean ± population standard deviation (divisor R) over R = 3 runs.'
     """
     counts = sorted({*runs})
-    told = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
-    words = "run" if told == "1" else "runs"
-    return f"Mean ± population standard deviation (divisor R) over R = {told} {words}."
+    extent = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+    words = "run" if extent == "1" else "runs"
+    return f"Mean ± population standard deviation (divisor R) over R = {extent} {words}."
 
 
 class Difference(NamedTuple):

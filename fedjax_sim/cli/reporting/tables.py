@@ -111,10 +111,10 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
 
 def _scored(overs: Sequence[Over | None], metric: Metric) -> list[str]:
     means = [math.nan if over is None else over.mean for over in overs]
-    return placed([over_text(over, metric) for over in overs], means, metric)
+    return mark_best([over_text(over, metric) for over in overs], means, metric)
 
 
-def placed(
+def mark_best(
     texts: Sequence[str], means: Sequence[float], shown: Metric | Sequence[str]
 ) -> list[str]:
     """Marks the best of at least two cells of a column, and the second-best of at least three.
@@ -125,7 +125,7 @@ def placed(
         shown: the metric of the means, or their texts (then the lowest is the best). Means with the
           same text are equal.
 
-    >>> [type(cell).__name__ for cell in placed("abcd", [1, 2, 3, 1], Metric())]
+    >>> [type(cell).__name__ for cell in mark_best("abcd", [1, 2, 3, 1], Metric())]
     ['str', 'Second', 'Best', 'str']
     """
     lowest = not isinstance(shown, Metric) or shown.best == "lowest"

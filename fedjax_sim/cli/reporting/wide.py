@@ -35,7 +35,7 @@ from fedjax_sim.cli.reporting.statistics import (
     ranks,
     spread,
 )
-from fedjax_sim.cli.reporting.tables import Table, by_title, chance, over_text, placed, with_holm
+from fedjax_sim.cli.reporting.tables import Table, by_title, chance, mark_best, over_text, with_holm
 from fedjax_sim.tasks.sums import Floats
 
 MARK = "†"
@@ -123,14 +123,14 @@ class Wide:
                 for row, over in zip(present, overs, strict=True)
             ]
             means = [math.nan if over is None else over.mean for over in overs]
-            cells = dict(zip(present, placed(texts, means, first.metric), strict=True))
+            cells = dict(zip(present, mark_best(texts, means, first.metric), strict=True))
             title = f"{column} ({first.score})" if several else column
             for line in lines:
                 line[title] = cells.get(line["method"], "-")
         if len(ranked):
             averages = ranked.mean(axis=0).tolist()
             texts = [f"{average:.2f}" for average in averages]
-            for line, cell in zip(lines, placed(texts, averages, texts), strict=True):
+            for line, cell in zip(lines, mark_best(texts, averages, texts), strict=True):
                 line[RANK] = cell
         return by_title(lines)
 

@@ -20,7 +20,7 @@ from fedjax_sim.cli.flags import flag, naming
 from fedjax_sim.cli.machine import Machine
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.reporting.statistics import LEVEL
-from fedjax_sim.cli.written import written
+from fedjax_sim.cli.written import labels_in
 
 MOST_CELLS = 10_000
 """Cells of a study, each of which is a run with a folder of its own."""
@@ -153,8 +153,8 @@ def _study(given: Mapping[str, Any]) -> Study:
         argv = [word for key, value in run.items() for word in _words("run", key, value)]
         for key, value in settings.items():
             argv += _words("grid" if key in grid else "cells", key, value)
-        told = ", ".join(f"{key} = {value}" for key, value in settings.items())
-        where = f"at {told}: " if settings else ""
+        point_text = ", ".join(f"{key} = {value}" for key, value in settings.items())
+        where = f"at {point_text}: " if settings else ""
         try:
             config = parse([*argv, *methods])
         except ValueError as error:
@@ -198,7 +198,7 @@ def _rows(given: Mapping[str, Any] | list[Any]) -> dict[str, tuple[str, ...]]:
                 f"'fedprox(mu=0.01|0.1)', got {text!r}"
             )
         with naming(f"methods.{row}"):
-            rows[row] = written(text)
+            rows[row] = labels_in(text)
     return rows
 
 
@@ -255,8 +255,8 @@ def _name(settings: Mapping[str, Any]) -> str:
     >>> _name({"partition": "dirichlet(0.1)", "rounds": 20}), _name({})
     ('partition=dirichlet_0.1-rounds=20', 'all')
     """
-    told = (f"{key}={value}" for key, value in settings.items())
-    return "-".join(re.sub(r"[^\w.=]+", "_", text).strip("_.") for text in told)[:120] or "all"
+    words = (f"{key}={value}" for key, value in settings.items())
+    return "-".join(re.sub(r"[^\w.=]+", "_", text).strip("_.") for text in words)[:120] or "all"
 
 
 def _runs(config: Config) -> int:

@@ -17,7 +17,7 @@ from fedjax_sim.cli.reporting.formats import (
     plain,
     terminal,
 )
-from fedjax_sim.cli.reporting.read import Reading, Trial, read
+from fedjax_sim.cli.reporting.read import Reading, Trial, read_folders
 from fedjax_sim.cli.reporting.wide import wides
 from fedjax_sim.cli.studies import plan
 
@@ -33,7 +33,7 @@ def write_results(study: plan.Study, cells: Collection[str], folder: Path) -> st
     Returns:
         The table for the terminal.
     """
-    reading = read([folder])
+    reading = read_folders([folder])
     write_text(folder / "results.csv", comma_separated([*_lines(study, reading, cells)]))
     made = [(wide.title, wide.table(), wide.note) for wide in wides(reading, study.across)]
     pages = chain.from_iterable((plain(t), markdown(found), plain(n)) for t, found, n in made)
@@ -46,7 +46,7 @@ def _lines(study: plan.Study, reading: Reading, cells: Collection[str]) -> Itera
     for cell in study.cells:
         for method in study.rows:
             tried = [t for t in reading.trials if (t.run, t.row) == (cell.name, method)]
-            trial = selected(tried)
+            trial = select_setting(tried)
             if trial is None or cell.name not in cells:
                 continue
             over, validation = over_runs(trial, decisive([trial])), over_runs(trial, "validation")
@@ -63,8 +63,8 @@ def _lines(study: plan.Study, reading: Reading, cells: Collection[str]) -> Itera
                 }
 
 
-def selected(tried: list[Trial]) -> Trial | None:
-    """Returns the setting selected by validation, with the clients' own models if there are any.
+def select_setting(tried: list[Trial]) -> Trial | None:
+    """Returns the setting that validation chose, by the clients' own models if there are any.
 
     None if all have diverged or have no score.
     """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,16 +52,16 @@ def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple
         return ()
     known = share
 
-    def suffice(parts: Any) -> bool:
-        n = meeting(parts)
-        malicious = int(np.floor(known * n + 1e-9))
+    def suffice(n: int) -> bool:
+        malicious = math.floor(known * n + 1e-9)
         return malicious > 0 and n >= rows(malicious)
 
+    least = next(n for n in itertools.count(int(1 / known)) if suffice(n))
     larger = Need(
         "clients_per_round",
         f"a larger cohort, for {name}={share} of the rows that it gets",
-        suffice,
-        "more clients, a larger first of the clock, or smaller buckets",
+        lambda parts: suffice(meeting(parts)),
+        f"{least} rows, by more clients, a larger first of the clock, or smaller buckets",
     )
     return (larger,)
 

@@ -1,0 +1,157 @@
+"""Makes the algorithms of a command from its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from fedjax_sim.algorithms import ALGORITHMS
+from fedjax_sim.base import (
+    Clock,
+    LocalUpdate,
+    MissingRootError,
+    Model,
+    Objective,
+    Task,
+    Transform,
+)
+from fedjax_sim.base.registry import error_text
+from fedjax_sim.base.signatures import keywords
+from fedjax_sim.cli import adapting, attacking, parts, timing
+from fedjax_sim.cli.config import Config
+from fedjax_sim.cli.ending import screened
+from fedjax_sim.cli.flags import flagged, naming
+from fedjax_sim.cli.machine import ON_HOST
+from fedjax_sim.cli.making import Common, make
+from fedjax_sim.cli.methods import name_of
+from fedjax_sim.cli.problem import Problem
+from fedjax_sim.cli.training import Training, check_steps, make_local, rounds_of, scheduled
+from fedjax_sim.cli.written import parse_label
+from fedjax_sim.client.objective import empirical_risk
+from fedjax_sim.engine.execution import Execution
+from fedjax_sim.round import Algorithm
+from fedjax_sim.run.experiment import Experiment
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """Makes algorithms of the same data and model, each with its own settings."""
+
+    config: Config
+    model: Model
+    task: Task
+    problem: Problem
+    transforms: tuple[Transform, ...]
+    clients_per_round: int
+    execution: Execution
+
+    @functools.cached_property
+    def objective(self) -> Objective:
+        """The empirical risk of the model on the task."""
+        return empirical_risk(self.model, self.task.loss, self.config.training.l2)
+
+    @functools.cached_property
+    def clock(self) -> Clock | None:
+        """The clock of ``--clock``; None without one."""
+        return timing.make_clock(self.config.timing)
+
+    @functools.cached_property
+    def common_local(self) -> LocalUpdate:
+        """The local update of all methods without training settings of their own."""
+        return self.local(self.config.training)
+
+    def local(self, training: Training, *, check: bool = True) -> LocalUpdate:
+        """Returns the local update of training settings."""
+        made = make_local(training, self.objective, self.transforms)
+        made = adapting.local_of(made, self.config.weights)
+        if check:
+            check_steps(training, made, self.problem.data)
+        return made
+
+    def algorithm(self, name: str, config: Config, *, check: bool = True) -> Algorithm:
+        """Makes an algorithm; ``check`` also checks that it fits the data."""
+        training, local = self.config.training, self.common_local
+        if config.trained[name]:
+            training = config.training_of(name)
+            with naming(name):
+                local = self.local(training, check=check)
+
+        def fits(made: Algorithm) -> None:
+            if check:
+                runs = experiment_of(
+                    made, config, self.model, self.task, self.problem, self.execution
+                )
+                runs.runner().programs.check()
+
+        def made_of(local: LocalUpdate) -> Algorithm:
+            common = Common(
+                local, self.model, self.objective, self.task.classes, self.clients_per_round,
+                training.lr, training.momentum or 0.0, self.clock, self.execution,
+            )  # fmt: skip
+            return make_algorithm(name, config, common, self.problem.data.clients, fits)
+
+        return scheduled(training, local, config.experiment.rounds, made_of)
+
+    def varied(self, name: str, **own: Any) -> Algorithm:
+        """Makes an algorithm with other values of its own options."""
+        return self.algorithm(name, self.config.with_own(name, own), check=False)
+
+
+def make_algorithm(
+    name: str,
+    config: Config,
+    common: Common,
+    clients: int,
+    fits: Callable[[Algorithm], None],
+) -> Algorithm:
+    """Makes an algorithm and checks that it fits."""
+    plain = name_of(name)
+    method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
+    own, given = keywords(method), config.options[name]
+    try:
+        clock = {"clock": common.clock} if "clock" in own else {}
+        made = make(method, common, **given, **clock)
+        made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
+        made = adapting.exchanged(made, config.weights)
+        made = attacking.attacked(made, config.attack, clients)
+        made = screened(made, config.ending)
+        if "clock" not in own:
+            made = timing.timed(made, config.timing)
+        fits(made)
+    except MissingRootError as error:
+        raise ValueError(
+            f"{name}: --server-fraction must be given: it needs samples of the server's own"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
+    except Exception as error:  # a user's function may raise anything
+        if not foreign:
+            raise
+        raise ValueError(f"{name}: {error_text(error)}") from error
+    return made
+
+
+def experiment_of(
+    algorithm: Algorithm,
+    config: Config,
+    model: Model,
+    task: Task,
+    problem: Problem,
+    execution: Execution,
+) -> Experiment:
+    """Returns the experiment of an algorithm with the command's settings."""
+    rounds = rounds_of(algorithm, config.experiment.rounds)
+    return Experiment(
+        algorithm,
+        model,
+        problem.data,
+        problem.test,
+        task=task,
+        seeds=[run["seed"] for run in problem.runs],
+        eval_every=min(config.experiment.eval_every, rounds),
+        validation=problem.validation,
+        personal=problem.own,
+        execution=execution,
+    )
