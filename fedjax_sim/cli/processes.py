@@ -111,7 +111,7 @@ def in_step() -> Iterator[list[Any]]:
     digests = _gather(_digest(same))
     failed = [i for i, digest in enumerate(digests) if not digest.any()]
     if failed:
-        raise ValueError(f"--distributed: process {failed[0]} failed; it says why")
+        raise ValueError(f"--distributed: process {failed[0]} failed; see its error")
     others = [i for i, digest in enumerate(digests) if not np.array_equal(digest, digests[0])]
     if others:
         raise ValueError(

@@ -87,7 +87,7 @@ def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
     """Rejects a flag of local training for which every method has its own value."""
     for key in TRAINED:
         if key in given and all(key in parse_label(label).training for label in labels):
-            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")
+            raise ValueError(f"{flag(key)} has no effect next to {' and '.join(labels)}")
 
 
 @functools.cache

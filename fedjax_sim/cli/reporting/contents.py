@@ -98,8 +98,8 @@ def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Tabl
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     score_lines = dict.fromkeys(
-        f"Score: {score_text(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
-        "next one of at least three is underlined."
+        f"Score: {score_text(trial.score)}; the {trial.metric.best} is best, in bold; with "
+        "at least three methods the second best is underlined."
         for trial in reading.trials
     )
     lines: list[Any] = [" ".join([*score_lines, spread(trial.runs for trial in reading.trials)])]
