@@ -1,6 +1,6 @@
-"""Writes docs/papers.md, what the five papers name: ``python docs/papers.py > docs/papers.md``.
+"""Writes docs/papers.md from docs/papers.toml: ``python docs/papers.py > docs/papers.md``.
 
-What it says is in docs/papers.toml, which tests hold to the code.
+Tests check docs/papers.toml against the code.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ HEAD = """\
 
 Generated from docs/papers.toml by `python docs/papers.py > docs/papers.md`.
 
-Here is every method and system that five papers on federated learning from non-IID data name, in
-the papers' order, with the main sections. Of {all}, {here} are there: by flags of
-`python -m fedjax_sim.bench`, which without `--algo` hold for any method, or in Python (`fs` is
-`import fedjax_sim as fs`). A test runs all of these flags for two rounds. The others could be but
-are not written, or are outside what this simulator is for; the table says why. Data sets, networks
-and surveys are left out, and so are the other papers that the web page of RADFed v1 links to."""
+Every method and system that five papers on federated learning from non-IID data name, in the
+papers' order, with the main sections. Of {all}, {here} are available: by flags of
+`python -m fedjax_sim.bench`, which without `--algo` apply to any method, or in Python (`fs` is
+`import fedjax_sim as fs`). A test runs all of these flags for two rounds. The others are not
+implemented or out of scope, for the reasons in the tables. Data sets, networks and surveys are left
+out, as are the other papers that the web page of RADFed v1 links to."""
 
 
 EXPERIMENTS = """\
 ## The experiments and their time
 
-These commands repeat the papers' own tables and figures;
-[benchmarks](../benchmarks/README.md) has the results. The time is the sum of `seconds` in the
-records that they wrote in `benchmarks/results`, most of them beside other work on the machine; the
-command prints it for each of its parts before it starts. How long the flags in the tables below
-take was not measured: it depends on the data set and the rounds, and a run prints the time left."""
+These commands repeat the papers' tables and figures; [benchmarks](../benchmarks/README.md) has the
+results. The time is the sum of `seconds` in their records in `benchmarks/results`, most of which
+were made next to other work on the machine; a command prints it for each of its parts before it
+starts. The flags in the tables below were not timed."""
 
 FIGURES = """\
 ## The tables and figures and their size
 
-*Full* is the paper's data, network, rounds and seeds; *small* is less of them, as the note and the
-page of results say; *absent* has not been run. Sketches and tables of settings are left out. RADFed
-v1 has the tables and figures of v2 but for its Table 2; Vo & Rakotobe have no experiments."""
+*Full* is the paper's data, network, rounds and seeds; *small* is reduced, as the note and the page
+of results explain; *absent* has not been run. Sketches and tables of settings are left out. RADFed
+v1 has the tables and figures of v2 except its Table 2; Vo & Rakotobe have no experiments."""
 
 
 class Paper(NamedTuple):
-    """One of the five.
+    """A paper.
 
     Attributes:
         key: its name in ``Row.named``.
-        short: what the table calls it.
+        short: its name in tables.
         title: authors, title, year.
-        sections: those that name something, in the paper's order.
-        url: where it is; "" if it is not published.
+        sections: the sections that name a method or system, in the paper's order.
+        url: its address; "" if it is not published.
     """
 
     key: str
@@ -63,15 +62,15 @@ class Paper(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A method or system; it has a command, or Python, or why it is not here.
+    """A method or system, with a command, Python, or the reason why it is absent.
 
     Attributes:
-        name: what the papers call it, or its authors.
-        named: by paper, the sections that name it.
+        name: its name in the papers, or its authors.
+        named: for each paper, the sections that name it.
         command: flags of ``python -m fedjax_sim.bench``.
         python: a public name.
-        note: what else should be known of the command.
-        why: why it is not here.
+        note: differences from the paper, or other commands.
+        why: the reason why it is absent.
     """
 
     name: str
@@ -87,7 +86,7 @@ class Experiment(NamedTuple):
 
     Attributes:
         command: the command.
-        records: the files of benchmarks/results that it wrote, whose seconds are summed.
+        records: its files in benchmarks/results, whose seconds are added up.
     """
 
     command: str
@@ -102,7 +101,7 @@ class Figure(NamedTuple):
         what: their numbers.
         size: "full", "small" or "absent".
         command: the command that makes them.
-        python: a call that does, in place of a command.
+        python: a call that makes them, instead of a command.
         note: the reason for the size, and what differs.
     """
 
@@ -133,7 +132,7 @@ def read() -> Page:
 
 
 def page() -> str:
-    """The page: a table for what each paper is the first to name."""
+    """Returns the page, with a table for each paper of the methods that it names first."""
     sys.path.insert(0, str(SOURCE.parents[1]))
     from benchmarks.reproduce import times
 

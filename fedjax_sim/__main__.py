@@ -9,19 +9,19 @@ from fedjax_sim.cli.flags import Parser
 
 PROGRAM = "fedjax_sim"
 COMMANDS = """\
-python -m fedjax_sim.bench        runs methods beside each other on the same clients
-python -m fedjax_sim.partition    deals samples to clients, and measures and draws the skew
-python -m fedjax_sim.study FILE   tunes and compares methods as a TOML file says
-python -m fedjax_sim.report DIR   sets finished runs side by side on one page
+python -m fedjax_sim.bench        compares methods on the same clients
+python -m fedjax_sim.partition    partitions samples over clients and reports the skew
+python -m fedjax_sim.study FILE   tunes and compares methods listed in a TOML file
+python -m fedjax_sim.report DIR   compares finished runs on one page
 
-Each has --help; bench has --list, of all methods. Without flags bench runs a small example."""
+All have --help; bench --list prints all methods. Without flags, bench runs a small example."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the commands.
 
     Args:
-        argv: its arguments; None for those of this process.
+        argv: its arguments; None: the arguments of this process.
 
     Returns:
         The exit status: 0, 2 for any argument but ``--help`` and ``--version``.

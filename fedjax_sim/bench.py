@@ -1,4 +1,4 @@
-"""``python -m fedjax_sim.bench``: one algorithm beside others, a table and a folder of results."""
+"""``python -m fedjax_sim.bench``: compares algorithms; prints tables and writes a run folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Args:
-        argv: its arguments; None for those of this process.
+        argv: its arguments; None: the arguments of this process.
 
     Returns:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
@@ -129,7 +129,7 @@ def _kept(folder: RunFolder | None) -> str:
         return "; nothing was recorded"
     kept = f"; the records so far are in {folder.path}"
     if folder.checkpoints.exists():
-        kept += f"; go on with: {to_go_on(PROGRAM, folder.path)}"
+        kept += f"; continue with: {to_go_on(PROGRAM, folder.path)}"
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Several models at the server: which one a client starts from, and which clients update it."""
+"""Several models at the server: their choice by the clients, and their updates."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Models(NamedTuple):
 
 
 class _Clusters(Broadcast):
-    """Several models at the server, of which a client starts from the one with the lowest loss."""
+    """Several models at the server; a client starts from the one with the lowest loss."""
 
     several = True
     tags = "cluster"
@@ -78,7 +78,7 @@ class ifca(_Clusters):
     The first model is the initial server model. Each other model has the entries of every weight
     array in another random order: if an initialiser draws them independently, this is as good a
     random start as the first, and it differs between seeds. The tag is the index of the chosen
-    model, ``int32[]``, the lowest among equals.
+    model, ``int32[]``, the lowest in case of ties.
 
     Args:
         clusters: K, the number of models at the server.
@@ -147,7 +147,7 @@ class dynamic(_Clusters):
     models are grouped by :func:`fedjax_sim.engine.groups.first_fit`. Among several smallest
     groupings, the choice depends only on the client numbers. W starts as the server model. All
     slots must be due together. The tag is the index of the chosen model in W, ``int32[]``, the
-    lowest among equals.
+    lowest in case of ties.
 
     Args:
         limit: C; for "angle" in degrees, at most 180, with a resolution of 0.05 in float32; the
@@ -212,7 +212,7 @@ class dynamic(_Clusters):
 
 
 class models_taken(Diagnostic):
-    """``models_taken``: the number of different models that the cohort started from, ``f32[]``."""
+    """``models_taken``: the number of different models from which the cohort started, ``f32[]``."""
 
     @property
     def needs(self) -> tuple[Need, ...]:

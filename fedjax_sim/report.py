@@ -1,4 +1,4 @@
-"""``python -m fedjax_sim.report``: runs side by side, see :mod:`fedjax_sim.cli.reporting`."""
+"""``python -m fedjax_sim.report``: compares runs, see :mod:`fedjax_sim.cli.reporting`."""
 
 from fedjax_sim.cli.commands import enter
 from fedjax_sim.cli.reporting.command import main

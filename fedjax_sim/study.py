@@ -1,4 +1,4 @@
-"""``python -m fedjax_sim.study FILE.toml``: methods tuned and compared as a file says."""
+"""``python -m fedjax_sim.study FILE.toml``: tunes and compares methods as a file describes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
-    on = f"go on with: {to_go_on(PROGRAM, claim.path)}"
+    on = f"continue with: {to_go_on(PROGRAM, claim.path)}"
     try:
         return _carry_out(study, asked._replace(folder=claim.path), on)
     except BrokenPipeError:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _carry_out(study: Study, asked: Asked, on: str) -> int:
     """Runs the cells and writes the tables; returns the status of the command.
 
-    ``on`` is the command that goes on with what is stopped.
+    ``on`` is the command that resumes the study.
     """
     print(study)
     mine = {cell.name: cell for cell in _mine(study, asked)}
@@ -99,7 +99,7 @@ def _carry_out(study: Study, asked: Asked, on: str) -> int:
 
 
 def _open(study: Study, asked: Asked) -> Claim:
-    """Claims the folder; of one that goes on, checks that its cells are those of the file."""
+    """Claims the folder; if it is resumed, checks that its cells match the file."""
     text = asked.file.read_text(encoding="utf-8")
     if asked.resumed:
         for cell in study.cells:
@@ -146,7 +146,7 @@ def _mine(study: Study, asked: Asked) -> Sequence[Cell]:
 
 
 def _argv(cell: Cell, asked: Asked) -> list[str]:
-    """The arguments of the command that begins a cell or does what it still lacks."""
+    """The arguments of the command that starts or resumes a cell."""
     return [*cell.argv, *asked.machine, "--out", str(_folder(asked, cell)), "--or-resume"]
 
 

@@ -348,7 +348,7 @@ def test_the_package_names_its_commands(capsys: pytest.CaptureFixture[str]) -> N
 BAD = {
     "weights in flight": (["--keep-weights", "--compare", "radfed"], "add --evaluated server"),
     "phases 3": (["--phases", "3"], "one of [1, 2, 4, 8]"),
-    "algo": (["--algo", "nope"], "--algo: 'nope' is no algorithm; --list shows all"),
+    "algo": (["--algo", "nope"], "--algo: unknown algorithm 'nope'; --list shows all"),
     "close": (["--algo", "FedPro"], "did you mean fedprox or "),
     "other's flag": (["--redistribution-rounds", "3"], "--phases, --mode"),
     "redistribution": (
@@ -413,7 +413,7 @@ BAD = {
     ),
     "all samples": (
         ["--samples-mb", "1", "--algo", "radfedi"],
-        "radfedi: --samples-mb needs methods that read the samples of clients in their own",
+        "radfedi: --samples-mb needs methods that read a client's samples only while",
     ),
     "mistyped": (["--round", "3"], "did you mean --rounds?\n"),
     "another word": (["--learning-rate", "0.1"], "did you mean --lr?\n"),

@@ -119,7 +119,7 @@ def test_an_argument_that_does_not_fit_is_named() -> None:
         "krum('x')": "byzantine must be a number, got 'x'",
         "krum(None)": "byzantine must be a number, got None",
         "krum(mean)": "byzantine must be a number, got mean",
-        "kurm(0.2)": "'kurm' is no aggregator; did you mean krum?",
+        "kurm(0.2)": "unknown aggregator 'kurm'; did you mean krum?",
         "uniform": "uniform is not a part for this role, as calls of these are: caf, ",
         "(mean, mean)": "must be one part, got 2",
     }.items():

@@ -397,7 +397,7 @@ def test_a_full_disk_does_not_end_the_run(
             time.sleep(0.01)
         kept.append(sorted(path.name for path in tmp_path.iterdir()))
 
-    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device; the run goes"):
+    with pytest.warns(fs.run.CheckpointWarning, match="No space left on device; the run continues"):
         result = run(
             algorithm("scaffold"), fs.Checkpoints(tmp_path, seconds=0, keep=1), on_rounds=note
         )
@@ -587,7 +587,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
             patch.setattr(STOPPING, "_asked", None)
             assert bench.main(argv) == status
         told = capsys.readouterr().err
-        assert f"go on with: python -m fedjax_sim.bench --resume '{folder}'" in told
+        assert f"continue with: python -m fedjax_sim.bench --resume '{folder}'" in told
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
         argv = ["--resume", str(folder)]
     assert bench.main(argv) == 0
@@ -633,10 +633,10 @@ def test_the_command_refuses_another_run(
 @pytest.mark.parametrize(
     ("begun", "now", "message"),
     [
-        ("--aggregator krum", "", "--aggregator is not given, and krum in the run in a b; it may"),
-        ("", "--aggregator krum", "--aggregator is krum, and not given in the run in a b; it may"),
-        ("--mu 1", "--mu 2", "--mu of fedprox is 2.0, and 1.0 in the run in a b; it may go on"),
-        ("--mu 1", "", "--mu of fedprox is not given, and 1.0 in the run in a b; it may go on"),
+        ("--aggregator krum", "", "--aggregator is not given, and krum in the run in a b; only"),
+        ("", "--aggregator krum", "--aggregator is krum, and not given in the run in a b; only"),
+        ("--mu 1", "--mu 2", "--mu of fedprox is 2.0, and 1.0 in the run in a b; only --rounds"),
+        ("--mu 1", "", "--mu of fedprox is not given, and 1.0 in the run in a b; only --rounds"),
     ],
 )
 def test_a_setting_of_another_run_is_called_by_its_flag(begun: str, now: str, message: str) -> None:

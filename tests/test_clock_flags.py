@@ -30,10 +30,10 @@ BASE += ["--devices", "1"]
         ),
         ("--clock tiers()", "--clock: tiers(): tiers needs at least one value"),
         ("--clock tiers(1,-2)", "--clock: tiers(1,-2): values must be positive and finite, got -2"),
-        ("--clock tiers(1,nan)", "--clock: tiers(1,nan): 'nan' is no clock"),
-        ("--clock tier(1)", "--clock: tier(1): 'tier' is no clock; did you mean tiers?"),
+        ("--clock tiers(1,nan)", "--clock: tiers(1,nan): unknown clock 'nan'"),
+        ("--clock tier(1)", "--clock: tier(1): unknown clock 'tier'; did you mean tiers?"),
         ("--clock constant", "--clock: constant: compute must be positive and finite, got the cl"),
-        ("--clock krum(0.1)", "--clock: krum(0.1): 'krum' is no clock"),
+        ("--clock krum(0.1)", "--clock: krum(0.1): unknown clock 'krum'"),
         (
             "--clock simulated(1,bandwidth(1))",
             "--clock: simulated(1,bandwidth(1)): bandwidth(1) mu",

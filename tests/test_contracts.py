@@ -1134,7 +1134,7 @@ def test_replace_refuses_what_is_no_part() -> None:
     plain = fs.fedavg(update(), clients_per_round=3)
     with pytest.raises(
         TypeError,
-        match="aggregation is no part of an algorithm: one of local, clients_per_round, sel",
+        match="aggregation is not a part of an algorithm: one of local, clients_per_round, sel",
     ):
         plain.replace(aggregation=fs.aggregators.mean)
     with pytest.raises(ValueError, match="server must be a Server, got the class replace"):

@@ -216,7 +216,7 @@ def test_one_that_fails_takes_the_others_along(start: Start, address: str, tmp_p
     first, second = (one.ended() for one in both)
     told = f"fedjax_sim.bench: error: --out {tmp_path} is not empty; name a new folder\n"
     assert (first.status, first.err) == (2, told)
-    told = "fedjax_sim.bench: error: --distributed: process 0 failed; it says why\n"
+    told = "fedjax_sim.bench: error: --distributed: process 0 failed; see its error\n"
     assert (second.status, second.err) == (2, told)
 
 
@@ -252,4 +252,4 @@ def test_a_signal_for_one_stops_them_all(start: Start, address: str, tmp_path: P
     both[1].process.send_signal(signal.SIGTERM)
     first, second = (one.ended(60) for one in both)
     assert (first.status, second.status) == (143, 143)
-    assert "go on with: python -m fedjax_sim.bench --resume" in first.err
+    assert "continue with: python -m fedjax_sim.bench --resume" in first.err

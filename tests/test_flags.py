@@ -148,11 +148,11 @@ def test_a_flag_without_effect_is_refused(given: str) -> None:
 
 # Of a value that is none, what is to be typed instead.
 NO_VALUE = {
-    "--selection foo": "--selection: 'foo' is no selection; use one of awake, cyclic, ",
-    "--aggregator foo(2)": "--aggregator: 'foo' is no aggregator; use one of caf, ",
-    "--clock foo": "--clock: foo: 'foo' is no clock; use one of constant(seconds), ",
-    "--sink foo": "--sink: 'foo' is no sink; use one of tensorboard, wandb, ",
-    "--model mpl": "--model: 'mpl' is no model; did you mean mlp?",
+    "--selection foo": "--selection: unknown selection 'foo'; use one of awake, cyclic, ",
+    "--aggregator foo(2)": "--aggregator: unknown aggregator 'foo'; use one of caf, ",
+    "--clock foo": "--clock: foo: unknown clock 'foo'; use one of constant(seconds), ",
+    "--sink foo": "--sink: unknown sink 'foo'; use one of tensorboard, wandb, ",
+    "--model mpl": "--model: unknown model 'mpl'; did you mean mlp?",
     "--share-beta 0.1 --share-alpha 2": "--share-alpha: must be a number above 0 and at most 1,",
     "--partition dirichlet(alpa=1)": (
         "--partition: sampler must be the text of one, got 'dirichlet(alpa=1)'; alpa is not an "

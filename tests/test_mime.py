@@ -178,5 +178,5 @@ def test_the_server_has_no_cohort(models: dict[str, fs.Model]) -> None:
     root = ClientView(*samples, jnp.int32(0), jnp.int32(3), 3)
     start = models["logistic"].init(jax.random.key(0))
     states = local.client_state(start), local.shared_state(start)
-    with pytest.raises(ValueError, match="mime needs a cohort whose gradients are asked for"):
+    with pytest.raises(ValueError, match="mime needs the exchange of gradients before training"):
         local.train(jax.random.key(0), start, root, *states)

@@ -1,4 +1,4 @@
-"""The page of what the papers name says what is true of the code."""
+"""Tests that docs/papers.toml agrees with the code and the records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedjax_sim.partition import expected_emd
 PAPERS, ROWS, EXPERIMENTS, FIGURES = papers.read()
 NAMES = sorted(row.name for row in ROWS)
 BY_NAME = {row.name: row for row in ROWS}
-WHY = ("Not written: ", "Outside: ")
+WHY = ("Not implemented: ", "Out of scope: ")
 
 
 def flags(row: papers.Row) -> list[str]:

@@ -192,7 +192,9 @@ def test_a_method_is_read_by_its_signature(
     text = " ".join(capsys.readouterr().out.split())
     assert "--rate X how far the server goes; 1 % is little (mine:fed 0.5)" in text
     assert "--hook" not in text
-    with pytest.raises(ValueError, match="--phases is no flag of mine:fed, whose flags are: --ra"):
+    with pytest.raises(
+        ValueError, match="--phases is not a flag of mine:fed, whose flags are: --ra"
+    ):
         parse(["--algo", "mine:fed", "--compare", "none", "--phases", "2"])
 
 
@@ -252,7 +254,7 @@ def test_registered_names_behave_like_ours(
     for words in ("fed_mine, or package", "--rate X", "blobs, synthetic(", "net, or package",
                   "slices(each, turn=0.0, mode=plain)"):  # fmt: skip
         assert words in text
-    with pytest.raises(ValueError, match="--rate is no flag of fedavg"):
+    with pytest.raises(ValueError, match="--rate is not a flag of fedavg"):
         parse(["--algo", "fedavg", "--compare", "none", "--rate", "1"])
 
 
@@ -308,7 +310,9 @@ def test_a_name_is_its_own_though_another_is_spelt_nearly_so(
 
 
 def test_names_nearby_are_offered() -> None:
-    with pytest.raises(UnknownNameError, match=r"^'fedavgg' is no algorithm; did you mean fedavg"):
+    with pytest.raises(
+        UnknownNameError, match=r"^unknown algorithm 'fedavgg'; did you mean fedavg"
+    ):
         ALGORITHMS.resolve("fedavgg")
     with pytest.raises(KeyError, match="did you mean logistic"):
         MODELS["logistics"]

@@ -513,7 +513,7 @@ def test_methods_without_a_score_are_told(
     own = {"b": {"own_leaves": True}}
     run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, summary=own)
     assert main([str(run), "--wide"]) == 0
-    told = "No score of b: some leaves stay with the clients, whose own models --split holdout scor"
+    told = "No score of b: some leaves stay with the clients; --split holdout scores their own"
     assert told in capsys.readouterr().out
     report = run / "report"
     assert told in (report / "report.md").read_text().replace("\\", "")
@@ -857,7 +857,7 @@ def nothing(run: Path) -> None:
 WORD = {"algorithm": "a", "seed": 0, "round": 1, "accuracy": "good", "test_loss": 1,
         "bytes_up": 1, "bytes_down": 1}  # fmt: skip
 BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
-    "no folder": (nothing, "absent", "absent is no folder"),
+    "no folder": (nothing, "absent", "absent is not a folder"),
     "no run": (remove("config.json"), "run", "has no run: it lacks config.json"),
     "an empty study": (damage("study.json", "{}"), "run", "nothing is finished in run"),
     "not finished": (remove("summary.json"), "run", "nothing is finished in run"),
@@ -873,7 +873,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a word for a score": (
         damage("metrics.jsonl", json.dumps(WORD)), "run",
-        "the records of run are damaged: 'good' is no number",
+        "the records of run are damaged: 'good' is not a number",
     ),
     "a lost record": (shorten, "run", "metrics.jsonl is damaged: it lacks the last round of b"),
     "a damaged summary": (damage("summary.json", "{"), "run", "run/summary.json is damaged"),
@@ -885,7 +885,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str, str]] = {
         nothing, "run --baseline c", "--baseline must be one of a, b, got 'c'"
     ),
     "a method twice in a column": (
-        nothing, "run run2 --wide", "a stands twice at partition = emd(1.2), in run and in run2"
+        nothing, "run run2 --wide", "a occurs twice at partition = emd(1.2), in run and in run2"
     ),
     "several baselines": (
         nothing, "run other --baseline a",

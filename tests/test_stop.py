@@ -227,7 +227,10 @@ BASE += ["--devices", "1"]
         ),
         ("--patience 0 --split clients", "--patience: must be a whole number at least 1, got '0'"),
         ("--budget-mb 0", "--budget-mb: must be a number above 0"),
-        ("--budget-seconds 9", "--budget-seconds is for --clock, which says how long a round"),
+        (
+            "--budget-seconds 9",
+            "--budget-seconds is for --clock, which determines how long a round",
+        ),
         ("--target 90", "--target must be a number above 0 and at most 1, as accuracy is a share"),
         ("--algo fedper --model mlp --split official --target 0.5", "--target of fedper is for "),
     ],

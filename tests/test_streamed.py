@@ -132,15 +132,15 @@ def method_of(name: str, **options: Any) -> fs.Algorithm:
 REFUSED: dict[str, tuple[Callable[[], fs.Algorithm], str]] = {
     "a poll": (
         lambda: method_of("power_of_choice", objective=RISK, candidates=6),
-        "samples_per_round needs methods that read the samples of clients in their own training",
+        "samples_per_round needs methods that read a client's samples only while it trains",
     ),
     "peers": (
         lambda: method_of("fedmix", objective=RISK),
-        "samples_per_round needs methods that read the samples of clients in their own training",
+        "samples_per_round needs methods that read a client's samples only while it trains",
     ),
     "a finish": (
         lambda: method_of("ccvr", model=MODEL, classes=3),
-        "samples_per_round needs methods that read the samples of clients in their own training",
+        "samples_per_round needs methods that read a client's samples only while it trains",
     ),
     "models that return later": (
         lambda: method_of(

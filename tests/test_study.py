@@ -332,24 +332,27 @@ def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no TOML": ("a = = 1", "is no TOML"),
+    "no TOML": ("a = = 1", "is not TOML"),
     "nothing": ("", "methods must have a row at least"),
-    "unknown table": ('[method]\nA = "fedavg"', "method is no setting; did you mean methods?"),
-    "unknown key": ("[run]\nround = 3", "run.round is no setting; did you mean rounds?"),
+    "unknown table": ('[method]\nA = "fedavg"', "method is not a setting; did you mean methods?"),
+    "unknown key": ("[run]\nround = 3", "run.round is not a setting; did you mean rounds?"),
     "of the machine": ("[run]\ndevices = 3", "give --devices to the command"),
-    "of methods": ('[run]\nalgo = "fedavg"', "run.algo: what runs stands in methods"),
+    "of methods": ('[run]\nalgo = "fedavg"', "run.algo: list the methods to run in methods"),
     "a list": ("[run]\nseeds = [1, 2]", "run.seeds must be a number or a text, got [1, 2]; sev"),
     "no list": ("[grid]\nrounds = 3", "grid.rounds must be a list of values, got 3"),
     "twice in a list": ("[grid]\nrounds = [3, 3]", "grid.rounds must have each value once"),
     "twice": (
         "[run]\nrounds = 2\n[grid]\nrounds = [3]",
-        "rounds stands in run and in grid: it can",
+        "rounds is in run and in grid: leave it",
     ),
     "in a cell and the grid": (
         "[grid]\nseeds = [2]\n[[cells]]\nseeds = 3",
-        "seeds stands in grid and",
+        "seeds is in grid and",
     ),
-    "unknown in a cell": ("[[cells]]\nseed = 3", "cells.seed is no setting; did you mean seeds?"),
+    "unknown in a cell": (
+        "[[cells]]\nseed = 3",
+        "cells.seed is not a setting; did you mean seeds?",
+    ),
     "no cells": ("cells = 3", "cells must be an array of tables, [[cells]], got 3"),
     "none of the cells": ("cells = []", "cells must have a table at least, or be left out"),
     "equal cells": ("[[cells]]\nseeds = 3\n[[cells]]\nseeds = 3", "cells must differ from each"),
@@ -357,7 +360,10 @@ BAD = {
     "out of range in the grid": ("[grid]\nrounds = [2, 0]", "at rounds = 0: --rounds: must be"),
     "a switch": ("[run]\nmirror = 3", "run.mirror must be true or false, got 3"),
     "no switch": ("[run]\nrounds = true", "run.rounds must be a number or a text, got True"),
-    "unknown method": ('[methods]\nA = "fedavgg"', "methods.A: 'fedavgg' is no algorithm; did you"),
+    "unknown method": (
+        '[methods]\nA = "fedavgg"',
+        "methods.A: unknown algorithm 'fedavgg'; did you",
+    ),
     "bad setting": ('[methods]\nA = "fedprox(mu=x)"', "methods.A: fedprox(mu=x): mu: must be"),
     "no text": (
         "[methods]\nA = 3",
@@ -365,7 +371,7 @@ BAD = {
     ),
     "no baseline": ('baseline = "B"\n[methods]\nA = "fedavg"', "baseline must be one of A, got"),
     "no table": ('table = "partition"', "table must be a table, [table], with columns = "),
-    "no column": ("[table]\nrows = 3", "table.rows is no setting; known are columns"),
+    "no column": ("[table]\nrows = 3", "table.rows is not a setting; known are columns"),
     "a column of nothing": (
         '[table]\ncolumns = "lr"\n[grid]\nrounds = [2, 3]',
         "table.columns must be a setting of grid or cells (rounds), got 'lr'",

@@ -339,7 +339,9 @@ def test_owners_are_the_clients_of_every_task(tmp_path: Path) -> None:
     numbers = targets("regression")
     assert dealt("owned", numbers) == ("natural", 3)
     assert dealt("owned", numbers, "--clients", "3") == ("natural", 3)
-    with pytest.raises(ValueError, match="--clients must be 3, as the data name so many, got 4"):
+    with pytest.raises(
+        ValueError, match="--clients must be 3, the number of natural clients, got 4"
+    ):
         dealt("owned", numbers, "--clients", "4")
     assert dealt("plain", numbers, "--clients", "4") == ("iid", 4)
     labels = np.arange(35) % 5

@@ -256,7 +256,7 @@ def test_a_study_takes_what_is_trusted(here: Path, capsys: pytest.CaptureFixture
 def test_another_study(text: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("s.toml").write_text(text, errors="surrogateescape")
     err = line_of(lambda file: study.main([str(file), "--dry-run"]), Path("s.toml"), capsys)
-    assert "s.toml: is no TOML" in err
+    assert "s.toml: is not TOML" in err
 
 
 def test_the_line_that_says_how_to_go_on_names_the_modules(here: Path) -> None:

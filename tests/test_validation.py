@@ -215,7 +215,7 @@ def test_named_clients_are_scored_and_the_others_train(
 NO_CLIENT: dict[str, str] = {
     "--test-clients sketh": "--test-clients must be names of clients, got 'sketh'; did you mean",
     "--test-clients art,cartoon,photo,sketch": "--test-clients must leave a client to train",
-    "--test-clients art --folds 3": "--test-clients stands in place of --folds: leave one of them",
+    "--test-clients art --folds 3": "--test-clients replaces --folds: leave one of them",
     "--test-clients art --partition iid": "--test-clients is for natural clients with names: data",
     "--test-clients art --split holdout": "--test-clients is for --split clients, not holdout",
     "--test-clients art --patience 2": "--patience needs scores that are not the test set's: add",

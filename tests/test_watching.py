@@ -193,7 +193,7 @@ def test_a_study_in_a_terminal_hears_ctrl_c_and_goes_on(tmp_path: Path) -> None:
         said.append(heard.decode())
         os.close(master)
     assert statuses == [130, 0]
-    assert f"stopped; go on with: python -m fedjax_sim.study --resume {out}" in said[0]
+    assert f"stopped; continue with: python -m fedjax_sim.study --resume {out}" in said[0]
     lines = screen(said[1])
     assert any("done before" in line for line in lines)
     assert not any("cells done" in line for line in lines)
@@ -323,4 +323,4 @@ def test_a_sink_of_ones_own_that_fails_ends_nothing(
     err = capsys.readouterr().err
     assert err.count("no network") == 1
     assert "warning: --sink test_watching:ours: ConnectionError: no network" in err
-    assert "the run goes on without it\n" in err
+    assert "the run continues without it\n" in err

@@ -382,5 +382,5 @@ def test_who_reads_other_samples_is_refused(tmp_path: Path) -> None:
         of_copies("fine_tuned"), FILE_MODEL, *problem(tmp_path), classes=3, personal=True,
         execution=holding_of_file(30),
     ).runner()  # fmt: skip
-    with pytest.raises(ValueError, match="samples_mb needs methods that read the samples"):
+    with pytest.raises(ValueError, match="samples_mb needs methods that read a client's samples"):
         made.programs.check()

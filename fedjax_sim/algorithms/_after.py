@@ -140,8 +140,8 @@ def ozdayi(
     paper's grid search, which had two clients. Sign agreement sets the server learning rate of each
     coordinate (eq. 3): v accumulates all coordinates, but w moves only in those on which the
     clients agree. The authors' robust learning rate, a defence against backdoors, reverses the
-    others instead: ``backwards``, where :math:`\eta_{\theta,i}` is -1 rather than 0, without server
-    momentum or server epochs.
+    other coordinates instead: ``backwards``, where :math:`\eta_{\theta,i}` is -1 rather than 0,
+    without server momentum or server epochs.
 
     Args:
         local: the local update of the clients and of the server.
@@ -184,7 +184,7 @@ def semifl(
     alpha: Positive = 0.75,
     server_momentum: Decay = 0.5,
 ) -> Algorithm:
-    r"""SemiFL: clients without labels learn the labels that the received model gives.
+    r"""SemiFL: clients without labels learn the labels that the received model predicts.
 
     .. math:: v \leftarrow \beta v + \frac1m \sum_{k \in U_t} (w_k - w), \qquad
               w \leftarrow \mathrm{train}(w + v,\, D_0), \qquad
@@ -195,10 +195,10 @@ def semifl(
 
     Args:
         local: the local update of the clients and of the server.
-        objective: the objective of the server, and with other labels of the clients.
+        objective: the objective of the server, and of the clients with predicted labels.
         threshold: τ: smallest probability of a confident label.
-        strong: changes a sample to its stronger view, such as
-          :class:`fedjax_sim.augment.altered`, in Python alone; None: no further change.
+        strong: changes a sample to its stronger view, such as :class:`fedjax_sim.augment.altered`,
+          only in Python; None: no further change.
         mix: λ: weight of the loss of mixtures; 0 mixes nothing.
         alpha: α: the shares of a mixture are drawn from Beta(α, α).
 
@@ -210,10 +210,10 @@ def semifl(
 
     Note:
         τ, α, λ, β and equal weights follow the authors' code. There a client labels its samples
-        once per round, drops the others and leaves the round if none is left; here every
-        minibatch is labelled, with the same labels up to the weak augmentation, and a client
-        without confident samples returns the received model. BatchNorm statistics are averaged;
-        theirs are computed anew over the samples of server and clients.
+        once per round, drops the others and leaves the round if none is left; here every minibatch
+        is labelled, with the same labels up to the weak augmentation, and a client without
+        confident samples returns the received model. BatchNorm statistics are averaged; theirs are
+        recomputed over the samples of server and clients.
     """
     labelled = terms.received_labels(objective, model, threshold, strong, mix=mix, alpha=alpha)
     return compose(

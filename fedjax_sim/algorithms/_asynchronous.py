@@ -256,14 +256,14 @@ def dada(
     peers: int = 5,
     mixing_lr: float = 0.5,
 ) -> Algorithm:
-    r"""Dada: clients train personal models and learn the graph of whom to collaborate with.
+    r"""Dada: clients train personal models and learn a graph of collaborators.
 
     .. math:: \min_{w \ge 0,\, \theta} \sum_k d_k c_k L_k(\theta_k)
               + \frac{\mu_1}{2} \sum_{k<l} w_{kl} \lVert \theta_k - \theta_l \rVert^2
               + \mu_2 \Bigl( \lambda \sum_{k<l} w_{kl}^2 - \sum_k \log(d_k + \delta) \Bigr)
 
-    Models train independently within a round; between two rounds, clients meet in pairs, which set
-    the weight :math:`w_{kl}` of their edge, and every client moves towards its neighbours; see
+    Models train independently within a round; between two rounds, clients are paired, each pair
+    sets the weight :math:`w_{kl}` of its edge, and every client moves towards its neighbours; see
     :class:`fedjax_sim.redistribution.learned`. The paper's models are weights of given classifiers;
     here, they are networks of any kind. Pooled scores evaluate the mean of the models: use the
     personal scores.
@@ -274,15 +274,15 @@ def dada(
         mu_1: μ₁: weight of the distances between models.
         mu_2: μ₂: weight of the graph regulariser.
         penalty: λ: cost of large edge weights; a smaller λ gives a sparser graph.
-        peers: κ: clients that each client meets between two rounds.
+        peers: κ: clients with which each client is paired between two rounds.
         mixing_lr: η: step towards the neighbours; 0 trains every client alone.
 
     Returns:
         The algorithm; :func:`fedjax_sim.simulate` returns the graph, in ``state.redistribution``. A
         local update costs one more forward pass. A model sent between clients counts as upload and
         as download, with 12 bytes of losses, degrees and weights. Traffic per round: one model for
-        each of the m clients from each of its neighbours, and at most m κ / 2 from other clients
-        that it meets.
+        each of the m clients from each of its neighbours, and at most m κ / 2 from other clients of
+        its pairs.
 
     Source: Zantedeschi, Bellet, Tommasi, "Fully decentralized joint learning of personalized models
     and collaboration graphs", AISTATS 2020 <https://arxiv.org/abs/1901.08460>; its authors' code

@@ -72,8 +72,8 @@ def mfl(local: LocalUpdate, *, clients_per_round: int) -> Algorithm:
               \qquad (w, d)_{t+1} = \sum_{k \in U_t} \frac{n_k}{\sum_{j \in U_t} n_j} (w_k, d_k)
 
     Args:
-        local: the local update; its optimiser has momentum (or other state, which is averaged
-          likewise).
+        local: the local update; its optimiser has momentum (or other state, which is averaged in
+          the same way).
 
     Returns:
         The algorithm; without momentum it is FedAvg, bit for bit. Traffic per round: m models and m

@@ -32,7 +32,7 @@ def isfedavg(
               \rVert^2 \Bigr)^{1/2}
 
     The expectation is the mean update of all N clients. A client reports q_k at the model that it
-    receives; the server knows that of its last visit. The paper weights every local step by 1 / p_k
+    receives; the server uses q_k of its last visit. The paper weights every local step by 1 / p_k
     instead of the update, which is the same for one step, and also samples the minibatches by their
     gradients; here, they are uniform.
 
@@ -78,7 +78,7 @@ def ocs(
         clients_per_round: n: clients that train in a round, sampled without replacement.
         senders: m: expected number of clients that send their update; None: n/10, at least 1. The
           authors take 3 of 32.
-        iterations: j_max: rounds in which p is computed by sums alone, for secure aggregation
+        iterations: j_max: rounds in which p is computed only by sums, for secure aggregation
           (AOCS); the authors take 4. None: exactly.
 
     Returns:

@@ -28,7 +28,7 @@ def cmfl(
 
     where :math:`\bar u` is the server's last step; a client that missed rounds uses the change
     since it last received the model: see :class:`fedjax_sim.sending.relevant_only`. If no client
-    sends, w stays.
+    sends, w is unchanged.
 
     Args:
         clients_per_round: m: clients per round, sampled without replacement; the paper uses all.
@@ -117,17 +117,17 @@ def fedavg_top_k(
               r_k \leftarrow \Delta_k + r_k - C(\Delta_k + r_k)
 
     Args:
-        feedback: add what was not sent to the client's next update instead of losing it.
+        feedback: add the unsent entries to the client's next update (error feedback).
         threshold: λ: send all entries of at least this magnitude, however many, instead of a fixed
           fraction: see :class:`fedjax_sim.compression.hard_threshold`.
-        clusters: L: reduce the entries to so many values by k-means and entropy-code them; with 3,
+        clusters: L: reduce the entries to L values by k-means and entropy-code them; with 3,
           ``sparsity=0.3`` and ``feedback=False`` it is FedZip: see
           :class:`fedjax_sim.compression.clustered`.
 
     Returns:
-        The algorithm; with ``sparsity=1`` it is FedAvg, up to rounding, and with ``threshold=0``.
-        Traffic per round: m models down; m messages up, with 32 bits and a position for each entry
-        sent, or the entropy of the clusters.
+        The algorithm; with ``sparsity=1`` or ``threshold=0`` it is FedAvg, up to rounding. Traffic
+        per round: m models down; m messages up, with 32 bits and a position for each entry sent, or
+        the entropy of the clusters.
 
     Source: Aji, Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017
     <https://arxiv.org/abs/1704.05021>, which sends gradients instead of updates; Sahu, Dutta,

@@ -51,7 +51,7 @@ def phase_shift(
     the server model. At the end of a run, all models in flight are uploaded and averaged.
 
     Args:
-        local: the local update, with the E of the FedAvg that it is compared with.
+        local: the local update, with E of the FedAvg with which it is compared.
         clients_per_round: n·m: clients active at once; all clients for full participation.
         phases: n: number of groups; must divide clients_per_round. 1 is FedAvg, bit for bit.
         mode: "communication" trains E epochs per round and saves traffic; "epochs" keeps FedAvg's

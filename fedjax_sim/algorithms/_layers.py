@@ -221,9 +221,9 @@ def heterofl(
     .. math:: w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}},
               \qquad r_k = 2^{-(k \bmod L)}
 
-    with m_k the weights between the units that client k has, a share r_k of each hidden layer; the
-    model must have dense and convolutional layers alone. The paper's norms without running
-    statistics, scaled activations and loss over the client's own classes are not part of it.
+    with m_k the weights between the units of client k, a share r_k of each hidden layer; the model
+    must have only dense and convolutional layers. The paper's norms without running statistics,
+    scaled activations and loss over the client's own classes are not included.
 
     Returns:
         The algorithm. Traffic per round: m models down, m up, each as wide as the client's.
@@ -279,7 +279,7 @@ def fjord(
 
     with m_p the weights between the first share p of the units of each hidden layer; the server
     averages as in HeteroFL. On a clock, a step takes the time of the client's widest network. The
-    paper's distillation from that network is not part of it.
+    paper's distillation from that network is not included.
 
     Returns:
         The algorithm, which reports the losses of the networks that were drawn. Traffic per round:

@@ -86,8 +86,8 @@ GIVEN = {
 def method(factory: Callable[_P, Algorithm]) -> Callable[_P, Algorithm]:
     """Lists a method, completes its docstring and records its calls.
 
-    ``ARGUMENTS`` describes the arguments that the docstring leaves out; a method without returns or
-    exceptions gets the common ones, and an example what it lacks: the problem, the call, a run.
+    ``ARGUMENTS`` describes the arguments that the docstring omits. Missing returns, exceptions and
+    parts of an example (the problem, the call, a run) are added.
     """
     factory.__doc__ = _completed(factory)
     listed = METHODS[factory.__name__] = part(factory)

@@ -60,8 +60,7 @@ def fedntd(
 
     .. math:: F_b(w) + \beta\, \mathrm{KL}\bigl(\tilde q_{recv} \,\|\, \tilde q_w\bigr)
 
-    Both distributions leave out the true class; see
-    :class:`fedjax_sim.terms.not_true_distillation`.
+    Both distributions exclude the true class; see :class:`fedjax_sim.terms.not_true_distillation`.
 
     Args:
         beta: β: weight of the distillation term.
@@ -141,7 +140,7 @@ def fedgkd(
 
     Args:
         gamma: γ: weight of the distillation term; 0 is FedAvg.
-        buffer: M: server models averaged into the teacher; 1 uses the received model alone.
+        buffer: M: server models averaged into the teacher; 1 uses only the received model.
 
     Returns:
         The algorithm. Memory: M + 1 models at the server. Traffic per round: 2m models down, or m

@@ -32,8 +32,7 @@ def dp_fedavg(
 
     All clients are weighted equally. :meth:`fedjax_sim.Algorithm.epsilon` computes the ε that a run
     spends, or names the part that makes it unknown. A model with BatchNorm is rejected, because its
-    statistics would be sent without noise; so is a local update that sends anything besides the
-    model.
+    statistics would be sent without noise, as is a local update that sends more than the model.
 
     Args:
         clients_per_round: m: expected cohort size; exact if ``sampling`` is "fixed".
@@ -110,7 +109,7 @@ def dp_ftrl(
     with the noise n_t of binary trees over the rounds, one per epoch of ⌊N/m⌋ rounds in which no
     client participates twice (:class:`fedjax_sim.preaggregation.tree_mechanism`); with momentum β,
     the increments of this sum enter :math:`v \leftarrow \beta v + \cdot`. All clients are weighted
-    equally. ε and what is rejected are as for :func:`fedjax_sim.algorithms.dp_fedavg`.
+    equally. ε and rejections are as for :func:`fedjax_sim.algorithms.dp_fedavg`.
 
     With bands it is DP-BandMF: the noise comes from
     :class:`fedjax_sim.preaggregation.banded_mechanism`, which spends less ε for the same amount of
@@ -159,13 +158,13 @@ def dp_sgd(
     .. math:: w_k \leftarrow w_k - \frac{\eta}{\min(B, n_k)} \Bigl(\sum_{i \in b} g_i \min\bigl(1,
               \tfrac{C}{\lVert g_i \rVert_2}\bigr) + \mathcal{N}(0, \sigma^2 C^2 I)\Bigr)
 
-    FedAvg of clients that train so: g_i is the gradient of one sample, and each sample joins a
-    minibatch b with probability min(1, B/n_k), see :class:`fedjax_sim.local.dp_sgd`. Unlike
+    FedAvg whose clients train in this way: g_i is the gradient of one sample, and each sample joins
+    a minibatch b with probability min(1, B/n_k), see :class:`fedjax_sim.local.dp_sgd`. Unlike
     ``dp_fedavg`` it protects single samples and not whole clients, needs no trust in the server,
     and does not depend on the number of clients. :meth:`fedjax_sim.Algorithm.client_epsilon`
     computes the ε of each client, which depends on n_k and on its visits; the command prints the
-    least, the median and the largest. A model with BatchNorm is rejected, and so is a local update
-    that reads samples without noise.
+    least, the median and the largest. A model with BatchNorm is rejected, as is a local update that
+    reads samples without noise.
 
     Args:
         clip: C: clipping norm (L2) of the samples' gradients.

@@ -92,7 +92,7 @@ def fedexp(
     eps: float = 1e-3,
     equal_weights: bool = True,
 ) -> Algorithm:
-    r"""FedExP: extrapolates the server step, the further the more the clients' updates differ.
+    r"""FedExP: extrapolates the server step, further if the clients' updates differ more.
 
     .. math:: \eta_g = \max\left(1, \frac{\sum_k p_k \lVert \Delta_k \rVert^2}
               {2\,(\lVert \bar\Delta \rVert^2 + \varepsilon)}\right), \qquad

@@ -1,4 +1,4 @@
-"""Attacks of clients that know nothing of each other."""
+"""Attacks of clients that do not know each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Alone(Attack):
         return Sent(update._replace(params=params), message, kept)
 
     def forge(self, key: Array, leaf: Array) -> Array:
-        """Returns what a malicious client sends instead of ``leaf``."""
+        """Returns the forged value that a malicious client sends instead of ``leaf``."""
         raise NotImplementedError
 
 

@@ -27,8 +27,8 @@ def backdoor(
     r"""Stamps a trigger on samples of malicious clients and labels them as the target.
 
     The trigger is a square of the brightest value of the clients' images, in the lower right
-    corner. ``round(share n_k)`` samples of a malicious client carry it, whatever their class.
-    Beside each test sample of another class stands a copy with the trigger. The score
+    corner. ``round(share n_k)`` samples of a malicious client carry it, whatever their class. Each
+    test sample of another class gets an additional copy with the trigger. The score
     ``attack_success`` of ``fs.tasks.classification(M, backdoor=True)`` is the share of these copies
     that a model classifies as the target. With :class:`fedjax_sim.sending.scaling` it is the
     paper's model replacement.
@@ -43,8 +43,8 @@ def backdoor(
         size: height and width of the trigger in pixels.
 
     Returns:
-        The clients, whose x and y are longer by the samples with the trigger; and the evaluation
-        set, where y is M + target for a copy with the trigger.
+        The clients, with the samples with the trigger appended to x and y; and the evaluation set,
+        where y is M + target for a copy with the trigger.
 
     Raises:
         ValueError: if a setting is out of range, data are not images of classes, their labels were

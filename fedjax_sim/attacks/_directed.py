@@ -33,8 +33,8 @@ class fang_trim(Colluding):
 
     with minimum and maximum over the honest clients that send, and the sum over all true updates,
     the attackers' own included. r is b - 1 if that leads away from 0, and 1 - 1/b if it leads
-    towards 0, where values keep their sign. With partial knowledge they know their own updates
-    alone, and their mean μ and standard deviation σ stand for all,
+    towards 0, where values keep their sign. With partial knowledge they only know their own
+    updates, whose mean μ and standard deviation σ stand for all,
 
     .. math:: \Delta_{k,j} \sim \mu_j - s_j\, U[3, 4]\, \sigma_j, \qquad
               s = \operatorname{sign} \mu
@@ -98,7 +98,7 @@ def _below(mean: Array, deviation: Array) -> Values:
 
 
 def _drawn(key: Array, clients: Array, rows: Array, values: Values) -> Array:
-    """Returns what the clients draw of a leaf's values, ``[P, *p]``."""
+    """Returns the clients' random values of a leaf, ``[P, *p]``."""
 
     def own(client: Array) -> Array:
         own_key = jax.random.fold_in(key, client)

@@ -1,4 +1,4 @@
-"""An attack that knows the server's rule and does the most harm to it."""
+"""An attack that is optimised against the server's rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks of clients that know what others would send."""
+"""Attacks of clients that know the updates of others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Seen(NamedTuple):
 
 
 class Colluding(Attack):
-    """An attack of malicious clients who know each other; by default all send the same."""
+    """An attack of malicious clients that know each other; by default all send the same update."""
 
     @property
     def omniscient(self) -> bool:
@@ -68,8 +68,8 @@ class alie(Colluding):
               s = \Bigl\lfloor \frac n2 + 1 \Bigr\rfloor - m
 
     with the mean μ and standard deviation σ of every coordinate over the honest updates of the m
-    malicious clients among the n that send: the attackers know their own updates and no others. A
-    single attacker of a round has no σ and sends its own update.
+    malicious clients among the n that send: the attackers only know their own updates. A single
+    attacker of a round has no σ and sends its own update.
 
     Args:
         malicious: ``bool[N]``.
@@ -130,9 +130,9 @@ class ipm(Colluding):
 class mimic(Colluding):
     r"""Copies of one honest client's update, :math:`\Delta_k \leftarrow \Delta_{i^*}`.
 
-    The forged updates are honest, so that nothing about them is suspicious; but the samples of one
-    client count once more for every attacker, and under label skew a robust rule may take the
-    updates of the other clients for outliers.
+    The forged updates are honest, so they do not look suspicious; but the samples of one client are
+    counted again for every attacker, and under label skew a robust rule may treat the updates of
+    the other clients as outliers.
 
     Args:
         malicious: ``bool[N]``.
@@ -140,7 +140,7 @@ class mimic(Colluding):
             next honest client that sends is copied, by number and cyclically.
 
     Raises:
-        ValueError: if there is no such client.
+        ValueError: if target is not a client.
 
     Source: Karimireddy et al. 2022 <https://arxiv.org/abs/2006.09365>, section 3; in the paper the
     attackers also search for the client whose copies do the most harm.

@@ -48,7 +48,7 @@ def one_array(name: str, values: Any, reader: str = "") -> Any:
 
 
 def concrete(*values: Any) -> bool:
-    """Whether these are numbers; of a traced setting no range can be checked.
+    """Whether the values are concrete; the range of a traced setting cannot be checked.
 
     >>> concrete(0.1), jax.eval_shape(lambda rate: rate if concrete(rate) else (), 0.1)
     (True, ())

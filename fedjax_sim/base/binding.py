@@ -1,4 +1,4 @@
-"""Evaluates the calls of a text: looks names up, and binds arguments."""
+"""Evaluates parsed calls: looks up names and binds arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def arguments(call: Call, takes: Mapping[str, bool]) -> dict[str, Node]:
-    """Returns the arguments of a call by name; ``takes`` has all in order, and which are required.
+    """Returns the arguments of a call by name; ``takes`` maps each name to required or not.
 
     Raises:
         ValueError: if they do not fit; names the argument.
@@ -105,7 +105,7 @@ def argument(
     """Returns the value of an argument; a text or a choice of its type needs no quotes.
 
     Raises:
-        ValueError: if the parameter takes numbers, texts or choices alone, and it is none of them.
+        ValueError: if the parameter takes only numbers, texts or choices, and the value is another.
     """
     try:
         hinted = typing.get_type_hints(function).get(name)

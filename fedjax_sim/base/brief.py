@@ -21,7 +21,7 @@ class Text(str):
 
 
 def brief(value: Any, entries: Mapping[str, Any]) -> str:
-    """Returns ``Kind(name=..., ...)`` of some entries that are not None, arrays by shape alone.
+    """Returns ``Kind(name=..., ...)`` of the entries that are not None, arrays by dtype and shape.
 
     >>> brief((), {"x": np.zeros((2, 3)), "n": 4, "other": None, "name": "a"})
     "tuple(x=float64[2, 3], n=4, name='a')"

@@ -85,10 +85,10 @@ Node = Any
 
 
 def parse(text: str) -> Node:
-    """Returns the value that a text is, as a tree.
+    """Parses a text into a tree.
 
     Raises:
-        ValueError: if it is none, or too long or too deep; names the text.
+        ValueError: if the text is not a value or a call, or is too long or too deeply nested.
 
     >>> str(parse("label-sets( 2, x=7 / 8)")), parse("iid")
     ('label-sets(2, x=7/8)', 'iid')
@@ -137,7 +137,7 @@ def as_call(node: Node, text: str) -> Call:
 
 
 def names(node: Node) -> Iterator[str]:
-    """Returns the names in a tree that are called, and those of functions to import."""
+    """Returns the names that a tree calls, and the names of functions to import."""
     if isinstance(node, Call) or (isinstance(node, Name) and ":" in node):
         yield node.name if isinstance(node, Call) else node
     for inner in _inner(node):
@@ -158,7 +158,7 @@ def unquoted(node: Node) -> Node:
 
 
 def word(node: Node) -> str:
-    """Returns an argument as what reads a flag's text takes it: ``0.875`` for 7/8, no quotes."""
+    """Returns an argument in the form of a flag's value: ``0.875`` for 7/8, no quotes."""
     return str(node.value) if isinstance(node, Literal) else write(node)
 
 
@@ -181,7 +181,7 @@ def _parse(text: str) -> Node:
 
 
 class _Reader(NamedTuple):
-    """Makes our trees of Python's; ``source`` has an identifier for each of the ``words``."""
+    """Converts Python's syntax trees to ours; ``source`` has an identifier for each word."""
 
     source: str
     words: list[str]
@@ -247,7 +247,7 @@ def _operands(tree: ast.expr, by: type[ast.operator]) -> list[ast.expr]:
 
 
 def _inner(node: Node) -> tuple[Node, ...]:
-    """Returns what stands in a tree."""
+    """Returns the direct children of a tree."""
     if isinstance(node, Call):
         return (*node.args, *node.named.values())
     if isinstance(node, _Joined):

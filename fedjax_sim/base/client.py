@@ -157,7 +157,7 @@ class Correction(Part):
     def reads_samples(self) -> bool:
         """Whether it reads more of a client's samples than the gradients of its steps.
 
-        DP-SGD, which adds noise to these alone, rejects it.
+        DP-SGD adds noise only to these gradients, so it rejects a correction that reads more.
         """
         return True
 
@@ -180,7 +180,7 @@ class Correction(Part):
 class Shared(Part):
     """Statistics that clients share besides the model, for their objective, such as class means.
 
-    The server keeps them and sends them to every client that trains, whose objective finds them in
+    The server keeps them and sends them to every client that trains; objectives read them in
     ``Context.shared``. Both directions count as traffic.
     """
 
@@ -227,5 +227,5 @@ class Personal(Protocol):
             key: the client's own.
             received: the model that the client would be sent now.
             client: its training samples.
-            client_state: what its local update keeps, see :class:`LocalUpdate`.
+            client_state: the client's state of the local update, see :class:`LocalUpdate`.
         """

@@ -16,7 +16,7 @@ class Now(NamedTuple):
     """Simulated time; float32 alone would lose a second after 97 days.
 
     Attributes:
-        seconds: ``int32[]``, whole ones since the start.
+        seconds: ``int32[]``, whole seconds since the start.
         fraction: ``f32[]``, in [0, 1), the rest.
     """
 

@@ -10,7 +10,7 @@ from fedjax_sim.base.model import Variables
 
 
 class LocalInfo(NamedTuple):
-    """What one client reports of its local update.
+    """A client's report on its local update.
 
     Attributes:
         loss: ``f32[]``, mean training loss over the samples visited.
@@ -30,13 +30,13 @@ class Cohort(NamedTuple):
     """The server's knowledge of the collected models, by row.
 
     A row holds the model of one slot. There are P rows, as many on each device, so that some may
-    hold no slot. Putting them in the order of slots first would gather all models across devices in
-    every round.
+    hold no slot. They are not sorted by slot, because that would gather all models across devices
+    in every round.
 
     Attributes:
         server: the server model w_t, as it was at the start of the round.
-        received: ``[P, *p]`` or ``[1, *p]``, the origin of the updates: the server model,
-          or what each slot left the server with if that may be another one.
+        received: ``[P, *p]`` or ``[1, *p]``, the models from which updates are measured: the server
+          model, or the model with which each slot left the server.
         client: ``int32[P]``, k; N if none was visited.
         present: ``bool[P]``, whether the row's model visited a client in this round.
         samples: ``int32[P]``, n_k; 0 if no client was visited.

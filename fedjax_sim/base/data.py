@@ -37,34 +37,35 @@ class ClientData:
         x: ``[n_total, *feature]``, any dtype; uint8 images stay uint8. Or a pytree of such arrays,
             if a sample has several: nodes and edges, an image and a text. Models receive the same
             pytree of minibatches.
-        y: ``[n_total, *target]``: class labels, int32, or what another task has.
+        y: ``[n_total, *target]``: class labels, int32, or the targets of another task.
         index: ``int32[nnz]``, rows of ``x`` grouped by client.
         start: ``int32[N + 1]``; client k owns ``index[start[k]:start[k + 1]]``.
         capacity: the largest client's number of samples (static: it sizes the shuffle buffer).
-        budget: ``int32[N]``, the samples that count as one epoch of client k, and as its n_k in
-          every weight; None: all that it owns. It is less if some are copies (FedAug), so that
-          every method takes as many steps and trusts a client as much as without the copies.
-        root: ``int32[2]``, the server's own samples are ``index[root[0]:root[1]]``; None: it has
-          none.
+        budget: ``int32[N]``, the number of samples in one epoch of client k, and its n_k in all
+          weights; None: all that it owns. Copies (FedAug) do not count, so steps and weights are
+          the same as without copies.
+        root: ``int32[2]``, the server's own samples are ``index[root[0]:root[1]]``; None: it has no
+          samples.
         copies: whether ``index`` may have entries from n_total on (static): such an entry is a copy
           of row ``entry - n_total``, to be altered in every step by the local update's transforms.
         relabel: ``int32[N, M]``, client k sees a sample of class y as one of ``relabel[k, y]``;
-          None: all see the classes as they are, as the server does with its own samples.
+          None: all see the true classes, as the server does for its own samples.
         sent: ``int32[]``, the samples that every client was sent before the first round (data
           sharing); None: none. They count as traffic.
-        differentiable: whether loops over a client's samples have a static length (static): an
-          algorithm sets it, as its execution says.
-        samples_per_round: those of a client that come in with a round, in the order of its list
-          (static); None: all are there from the start. See :func:`fedjax_sim.data.streamed`.
-        owner: ``int32[nnz]``, the client of each entry of ``index``, if that holds the samples of
-          some clients alone; None: the samples of all clients are there. A run sets it, see
-          ``samples_mb`` of :func:`fedjax_sim.make_execution`.
-        at: ``int32[2]``, the entries of ``owner`` that are of this partition, in which it ascends;
-          None like ``owner``.
-        held: the clients whose state is there; None: the states of all clients, that of client k
-          in row k. A run sets it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
-        size_range: the smallest and the largest n_k of clients with samples (static), from which
-          loops know their length; None: unknown. A run sets it where clients train under vmap.
+        differentiable: whether loops over a client's samples have a static length (static). An
+          algorithm sets it from its execution.
+        samples_per_round: the number of samples that each client receives per round, in the order
+          of its list (static); None: all from the start. See :func:`fedjax_sim.data.streamed`.
+        owner: ``int32[nnz]``, the client of each entry of ``index``, if only some clients' samples
+          are on the device; None: all samples are. A run sets it, see ``samples_mb`` of
+          :func:`fedjax_sim.make_execution`.
+        at: ``int32[2]``, the range of ``owner`` that belongs to this partition, in which it
+          ascends; None if ``owner`` is None.
+        held: the clients whose state is on the device; None: all clients, client k in row k. A run
+          sets it, see ``client_state_mb`` of :func:`fedjax_sim.make_execution`.
+        size_range: the smallest and the largest n_k of clients with samples (static), which
+          determine the length of loops; None: unknown. A run sets it where clients train under
+          vmap.
 
     >>> import jax.numpy as jnp
     >>> data = ClientData(jnp.arange(3.0), jnp.zeros(3, jnp.int32), jnp.array([2, 0, 1]),
@@ -92,12 +93,12 @@ class ClientData:
 
     @property
     def clients(self) -> int:
-        """N; also the number that stands for no client: of an idle slot, or a padding row."""
+        """N; as the number of a client it stands for no client, in idle slots and padding rows."""
         return self.start.shape[-1] - 1
 
     @property
     def sample_bytes(self) -> int:
-        """Of a sample on its way: x as it is stored, the numbers of y in 32 bits."""
+        """Bytes of a sample that is sent: x as it is stored, the numbers of y in 32 bits."""
         inputs = (math.prod(a.shape[1:]) * a.dtype.itemsize for a in jax.tree.leaves(self.x))
         return sum(inputs) + 4 * math.prod(self.y.shape[1:])
 
@@ -106,37 +107,37 @@ class ClientData:
 
 
 class MissingRootError(ValueError):
-    """A method needs samples of the server's own, and the data have none."""
+    """A method needs samples at the server, and the data have none."""
 
 
 class ElsewhereError(ValueError):
-    """A method needs what is on the host, and not when it is on the devices."""
+    """A method needs data that stay on the host."""
 
 
 class FetchedError(ElsewhereError):
-    """A method reads samples of a client that does not train, and those are on the host."""
+    """A method reads the samples of clients that do not train, which stay on the host."""
 
     def __init__(self) -> None:
         super().__init__(
-            "samples_mb needs methods that read the samples of clients in their own training "
-            "alone: no poll, count, score or finish of all samples, and no peers"
+            "samples_mb needs methods that read a client's samples only while it trains: "
+            "no poll, count, score or finish of all samples, and no peers"
         )
 
 
 class HeldError(ElsewhereError):
-    """A method reads what clients keep that do not train, and that is on the host."""
+    """A method reads the state of clients that do not train, which stays on the host."""
 
     def __init__(self) -> None:
         super().__init__(
-            "client_state_mb needs methods that read what a client keeps in its own training "
-            "alone: no last step or upload of all clients that needs it"
+            "client_state_mb needs methods that read a client's state only while it trains: "
+            "no last step or upload of all clients that needs it"
         )
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientView:
-    """One client: the pooled arrays of :class:`ClientData` and where its list lies in them.
+    """One client: the pooled arrays of :class:`ClientData` and the place of its list in them.
 
     Attributes:
         x: ``[n_total, *feature]``, or a pytree of such arrays; like y and index None if the samples
@@ -148,19 +149,19 @@ class ClientView:
         capacity: the largest client's n_k (static).
         id: ``int32[]``, k; None for the server's own samples.
         budget: ``int32[]``, the samples that count as one epoch; None: n_k.
-        starts: ``int32[N + 1]`` of all clients, for a local update with ``peers``; else None.
+        starts: ``int32[N + 1]``, see :class:`ClientData`, for a local update with ``peers``; else
+          None.
         copies: see :class:`ClientData` (static).
-        relabel: ``int32[M]``, the client's row of ``ClientData.relabel``; None: classes are as they
-          are.
+        relabel: ``int32[M]``, the client's row of ``ClientData.relabel``; None: the true classes.
         relabels: ``int32[N, M]``, the rows of all clients, for a local update with ``peers``; else
           None.
         differentiable: see :class:`ClientData` (static).
         size_range: see :class:`ClientData` (static); None for a :meth:`part`.
         round: ``int32[]``, the number of the round, from 0; None at the server.
-        coin: the key that all clients of a round have in common; None outside of its training.
-        limit: ``int32[]``, the most steps that it may take; None for any number.
-        public: ``int32[2]``, the entries of ``index`` that are the data's ``root``, for methods in
-          which all know these samples; None: there are none.
+        coin: a key that all clients of a round share; None outside of training.
+        limit: ``int32[]``, the maximum number of steps; None: no limit.
+        public: ``int32[2]``, the data's ``root``, for methods in which clients also have these
+          samples; None: no such samples.
         coverage: the entries of the model that it trains, see :class:`Coverage` (static); None for
           all, or outside of training.
     """
@@ -213,7 +214,7 @@ class Batch(NamedTuple):
         mask: ``bool[B]``, False for padding.
         copy: ``bool[B]``, whether a row is one of the copies of :class:`ClientData`; None if the
           data have none.
-        peer: what other clients gave for this step (FedMix: the means x̄ and ȳ); else None.
+        peer: the data of other clients for this step (FedMix: the means x̄ and ȳ); else None.
     """
 
     x: PyTree

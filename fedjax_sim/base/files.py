@@ -60,7 +60,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def check_regular(path: Path) -> None:
-    """Raises DamagedError for a folder, or what waits for a writer, such as a named pipe."""
+    """Raises DamagedError for a folder or a special file, such as a named pipe."""
     if path.exists() and not path.is_file():
         raise DamagedError(f"{path}: not a regular file")
 
@@ -110,13 +110,13 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[IO[bytes]]:
-    """Replaces a file as a whole, with what the block writes; a block that raises changes nothing.
+    """Replaces a file with the output of the block, atomically; not if the block raises.
 
-    Another process sees the old file or the new one, and so does the next start after a crash. The
-    folder of the file is made.
+    Other processes see either the old file or the new one, also after a crash. The folder is
+    created.
 
     Raises:
-        OSError: if it cannot be written; it names the file, and nothing is left beside it.
+        OSError: if it cannot be written; it names the file, and no temporary file is left.
 
     Example:
         >>> import tempfile
@@ -165,7 +165,7 @@ def remove_written() -> None:
 
 
 def remove_asides(folder: Path) -> None:
-    """Removes what processes that were killed in :func:`writing` left in a folder.
+    """Removes the temporary files of processes that were killed in :func:`writing`.
 
     Raises:
         OSError: if that is not possible.
@@ -176,7 +176,7 @@ def remove_asides(folder: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Whether a file is what :func:`writing` writes before it replaces another."""
+    """Whether a file is a temporary file of :func:`writing`."""
     return path.name.startswith(".") and path.name.endswith(_ASIDE)
 
 

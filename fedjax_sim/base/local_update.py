@@ -14,13 +14,13 @@ from fedjax_sim.base.train import Train
 
 
 class Survey(NamedTuple):
-    """An exchange within a round, before local training: all clients answer, and get a result.
+    """An exchange within a round, before local training: clients send answers and get a result.
 
-    The answers travel up, and the shared state of the result travels down. ``reduce`` of the
-    :class:`LocalUpdate` makes the next round's shared state of it.
+    The answers are uploaded, and the resulting shared state is downloaded. ``LocalUpdate.reduce``
+    computes the next round's shared state from it.
 
     Attributes:
-        ask: the answer of one client, arrays; it takes the arguments of :class:`Train`.
+        ask: computes the answer of one client, arrays, from the arguments of :class:`Train`.
         tell: ``(shared_state, aggregate) -> shared_state``, the state with which the round's
           clients train, given the aggregate of the answers by the models' weights and aggregator.
     """
@@ -42,7 +42,8 @@ class Survey(NamedTuple):
 class LocalUpdate(Part):
     """Trains one model on one client; ``compose`` batches it over a cohort.
 
-    A local update overrides ``train`` and ``steps_for``, and what else differs from the defaults.
+    A subclass overrides ``train``, ``steps_for``, and every other member whose default is wrong for
+    it.
     """
 
     def client_state(self, variables: Variables, /) -> PyTree:
@@ -78,8 +79,8 @@ class LocalUpdate(Part):
             weights: ``f32[P]``, the weights of the clients' models in the composition; a row of
                 weight 0 is absent.
             clients: N.
-            aggregator: the composition's, used in place of a weighted mean: a robust rule guards a
-                control variate as it guards the model.
+            aggregator: the composition's aggregator, to use instead of a weighted mean: a robust
+              rule then protects control variates as well as models.
         """
         return shared_state
 
@@ -88,17 +89,18 @@ class LocalUpdate(Part):
         return self.replace(**settings)
 
     def steps_for(self, samples: Any, client: Any = None, /) -> Any:
-        """Returns T_k for n_k = ``samples``, a number or an array; of drawn T_k, the largest.
+        """Returns T_k for n_k = ``samples``, a number or an array; if T_k is random, its maximum.
 
         Args:
             samples: n_k.
-            client: ``int32[*]``, k, as many; None: T_k is the largest of all clients with n_k.
+            client: ``int32[*]``, k, of the same shape; None: the largest T_k of all clients with
+              n_k.
         """
         raise NotImplementedError
 
     @property
     def clients(self) -> int | None:
-        """The number of clients for which it has settings of their own; None: it has none."""
+        """The number of clients with settings of their own; None: all have the same settings."""
         return None
 
     @property
@@ -151,7 +153,7 @@ class LocalUpdate(Part):
 
     @property
     def private(self) -> Any:
-        """The private steps, if it reads samples in them alone; None: it has none."""
+        """The private steps, if only they read samples; None: no private steps."""
         return None
 
     @property
@@ -186,10 +188,10 @@ class LocalUpdate(Part):
 
 
 class Wrapper(LocalUpdate):
-    """A local update that changes another one, and delegates to it all that it does not override.
+    """A local update that changes another one, and delegates to it everything else.
 
     Args:
-        local: the local update that is wrapped, and that ``change`` changes.
+        local: the wrapped local update; ``change`` changes its settings.
     """
 
     local: LocalUpdate

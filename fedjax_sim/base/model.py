@@ -91,7 +91,7 @@ class Context(NamedTuple):
     Attributes:
         received: the model w_recv as the client received it.
         client: the client: its number, its samples.
-        key: the step's own, for dropout.
+        key: the key of the step, for dropout.
         memory: the client's memory of its last visit, see :class:`Memory`; () without one.
         shared: statistics of all clients, see :class:`fedjax_sim.base.Shared`; () without.
     """
@@ -120,26 +120,27 @@ class Objective(Protocol):
 
 
 class Memory(Part):
-    """The memory of a client from visit to visit, for its objective."""
+    """A client's state for its objective, kept between visits."""
 
     def init(self, variables: Variables, /) -> PyTree:
         """Returns the memory before the first visit, for the variables of the initial model."""
         raise NotImplementedError
 
     def keep(self, trained: Variables, context: Context, /) -> PyTree:
-        """Returns the memory that the next visit finds in ``Context.memory``."""
+        """Returns the memory for the next visit, its ``Context.memory``."""
         raise NotImplementedError
 
 
 class Companion(Part):
-    """A personal model that a client trains besides the shared one; it does not travel.
+    """A personal model that a client trains together with the shared one; it is never sent.
 
-    In every step its weights descend on the loss of the model that the client uses, in which the
-    shared model, as it was before the step, is a constant. Its state becomes that model's.
+    Every step also descends on the loss of the model that the client uses, with respect to the
+    companion's weights; the shared model before the step is a constant. The state of the companion
+    becomes the state of the model that the client uses.
     """
 
     def init(self, variables: Variables, /) -> Variables:
-        """Returns it before the first visit, for the initial model; its shapes may differ."""
+        """Returns the initial companion for the initial model; their shapes may differ."""
         raise NotImplementedError
 
     def used(self, own: Variables, model: Variables, /) -> Variables:

@@ -110,8 +110,8 @@ class _Setting:
 class Need(NamedTuple):
     """A requirement of one part on another.
 
-    ``met`` asks what the other part promises, never how it is called: a user's part that makes the
-    same promise fits as well.
+    ``met`` tests the properties of the other part, never its name, so a user's part with the same
+    properties fits too.
 
     Attributes:
         role: the role of the other part, as a keyword of ``compose``.
@@ -154,7 +154,7 @@ class Origin(NamedTuple):
 
 
 def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a function that makes something else than a ``Part``, to record its call.
+    """Decorates a function whose result is not a ``Part``, to record its call.
 
     A dataclass keeps the call in its field ``origin``, a function in an attribute of that name. A
     part that is itself a plain function needs no decorator. Numbers out of range are rejected
@@ -274,7 +274,7 @@ def check_kind(wanted: str, kind: type, part: Any) -> None:
 
 
 def uncalled(part: type) -> str:
-    """Returns what to write in place of a class that was not called."""
+    """Returns the call to write instead of a class that was not called."""
     return f"the class {part.__name__}: use {part.__name__}(...)"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PerClient(Protocol):
-    """The method of an execution that a selection may use to begin with."""
+    """The method of an execution that a selection may call in its ``init``."""
 
     def per_client(
         self, fn: Callable[[PyTree, ClientView], PyTree], common: PyTree, data: ClientData
@@ -74,8 +74,8 @@ class Selection(Part):
             state: the previous state.
             data: the population.
             clients: ``int32[S]``, the client that each slot visited last.
-            free: ``bool[S]``, the slots that need a client: one that no other slot visits, or N,
-                and the slot is idle in this round. The others keep their clients.
+            free: ``bool[S]``, the slots that need a client: one that no other slot visits, or N to
+              leave the slot idle in this round. The others keep their clients.
             visits: ``int32[S]``, the number of clients that trained the slot's model since it left
                 the server.
         """
@@ -108,7 +108,7 @@ class Selection(Part):
 
     @property
     def active(self) -> float | None:
-        """Expected number of clients that train in a round, if slots idle; None: one a slot."""
+        """Expected number of clients that train in a round, if slots idle; None: one per slot."""
         return None
 
     @property
@@ -126,7 +126,7 @@ class Selection(Part):
 
     @property
     def another(self) -> Callable[[Array, PyTree, ClientData, Array], Array] | None:
-        """Maps ``(key, state, data, taken)`` to one client, for a model that leaves alone.
+        """Maps ``(key, state, data, taken)`` to one client, for a model that is sent by itself.
 
         The client ``int32[]`` is not one of ``taken int32[T]``, in which N stands for no client,
         and is distributed like a cohort of one. None: clients cannot be drawn one by one.
@@ -140,11 +140,11 @@ class Selection(Part):
 
     @property
     def poll(self) -> Callable[[Array, PyTree, ClientData], Array] | None:
-        """Maps ``(key, state, data)`` to the clients to ask before the draw, ``int32[K]``.
+        """Maps ``(key, state, data)`` to the clients to poll before the draw, ``int32[K]``.
 
         They are all different; N stands for no client. On a clock the draw waits for the slowest
         answer. A client that answers about the model has downloaded it, and is not sent it again if
-        it trains. None: no client is asked.
+        it trains. None: no client is polled.
         """
         return None
 
@@ -153,7 +153,7 @@ class Selection(Part):
         """Maps the server model, with the client's own leaves, and a client to its answer.
 
         The answer is small arrays; it costs a forward pass over the client's samples, and the model
-        is sent to all who are asked. None: clients are only asked about their devices.
+        is sent to all polled clients. None: the poll concerns only their devices.
         """
         return None
 
@@ -163,7 +163,7 @@ class Selection(Part):
     def record_answers(self, state: PyTree, client: Array, answers: PyTree, /) -> PyTree:
         """Returns the state for the draw, given the answers ``[K, ...]`` of ``client int32[K]``.
 
-        N marks a client that is asleep or not asked; ``answers`` is () without ``ask``.
+        N marks a client that is asleep or not polled; ``answers`` is () without ``ask``.
         """
         return state
 
@@ -227,12 +227,12 @@ class LearnedRedistribution(Part):
 
     @property
     def beside(self) -> int:
-        """How many numbers of 4 bytes travel with every model between clients."""
+        """The count of 4-byte numbers that travel with every model between clients."""
         return 0
 
     @property
     def relays(self) -> int:
-        """How many servers stand between the clients and the server.
+        """The number of intermediate servers between the clients and the server.
 
         Each sends one more model up when models are due, and receives one when models start.
         """
@@ -280,7 +280,7 @@ class Flight(Part):
         return np.zeros(slots, np.int32)
 
     def due(self, t: Array, slots: int, /) -> Array:
-        """Returns ``bool[S]``, the slots collected at the end of round ``t int32[]``; all here.
+        """Returns ``bool[S]``, the slots collected after round ``t int32[]``; by default all.
 
         Rounds count from 0; -1 is before the first.
         """

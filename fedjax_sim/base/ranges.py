@@ -22,7 +22,7 @@ COUNTED = ("clients_per_round", "slots", "classes")
 
 
 class Range(NamedTuple):
-    """A range of numbers; NaN is in none.
+    """A range of numbers, which never contains NaN.
 
     Attributes:
         words: the requirement in words.
@@ -49,7 +49,7 @@ class Range(NamedTuple):
         return bool(above and below)
 
     def takes(self, value: Any) -> bool:
-        """Whether a value is one number, and a whole one if that is required."""
+        """Whether a value is a single number, and a whole one if required."""
         if hasattr(value, "dtype"):
             return not value.ndim and (not self.whole or value.dtype.kind in "iu")
         if self.whole:
@@ -119,7 +119,7 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
 
 
 def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number is out of its range, or a value is none of the choices.
+    """Raises ValueError if a number is out of its range, or a value is not one of the choices.
 
     Traced numbers, and functions or None in place of a number, are not checked.
 

@@ -32,7 +32,7 @@ imported: dict[str, None] = {}
 
 @contextmanager
 def trusting(modules: Collection[str]) -> Iterator[None]:
-    """Limits the imports of every registry while names are read that a file gives.
+    """Limits the imports of all registries while names from a file are resolved.
 
     Args:
         modules: the modules, and packages, that ``package.module:attribute`` may import.
@@ -58,8 +58,8 @@ class Registry(Mapping[str, T]):
     Args:
         kind: the kind of value, for messages.
         wanted: the requirement on a value, for messages.
-        fits: whether a value is that.
-        makes: the types that such a value is or returns, the first one for messages.
+        fits: whether a value meets the requirement.
+        makes: the types that such a value has or returns; messages name the first one.
         own: the package's own values.
 
     Attributes:
@@ -86,7 +86,7 @@ class Registry(Mapping[str, T]):
 @RULES.register above it
         >>> rules.resolve("have")
         Traceback (most recent call last):
-        fedjax_sim.base.registry.UnknownNameError: 'have' is no rule; did you mean halve?
+        fedjax_sim.base.registry.UnknownNameError: unknown rule 'have'; did you mean halve?
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Registry(Mapping[str, T]):
         return len(self._values)
 
     def is_foreign(self, name: str) -> bool:
-        """Whether a value is a user's: imported or registered."""
+        """Whether a value was imported or registered by the user."""
         return ":" in name or (name in self._values and name not in self.own)
 
     @overload
@@ -129,15 +129,15 @@ class Registry(Mapping[str, T]):
         """Adds a value: ``@register`` above a function, or ``register("name", value)``.
 
         Args:
-            name: its name; or the value itself, which then has its ``__name__``.
+            name: the name; or the value itself, to register it as its ``__name__``.
             value: the value.
 
         Returns:
-            The value as it was given.
+            The value.
 
         Raises:
-            ValueError: if the name is taken or no name, or the value is of another kind. A function
-              that is defined again, by a notebook's cell that runs twice, replaces itself.
+            ValueError: if the name is taken or invalid, or the value is of another kind. A function
+              that is defined again, as by running a notebook cell twice, is replaced.
         """
         if value is not None:
             return self._add(name, value)
@@ -146,7 +146,7 @@ class Registry(Mapping[str, T]):
         return self._add(name.__name__, name)
 
     def resolve(self, text: str) -> tuple[str, T]:
-        """What a user means by a text.
+        """Resolves a name or an import path to a value.
 
         Args:
             text: a name, in any case and with dashes or underscores; or
@@ -156,7 +156,7 @@ class Registry(Mapping[str, T]):
             The name, or the text if it was imported, and the value.
 
         Raises:
-            UnknownNameError: if there is none of that name; offers those that are spelt nearly so.
+            UnknownNameError: if the name is unknown; the message suggests similar names.
             UntrustedError: if a file names it, and the caller does not trust its module.
             ValueError: if it cannot be imported, is of another kind, or is not declared to be of
               this one, by its return type or by ``register``.
@@ -210,7 +210,7 @@ class Registry(Mapping[str, T]):
         return value
 
     def _is_declared(self, value: Any) -> bool:
-        """Whether a value is, returns, or was registered as, what this registry holds."""
+        """Whether a value is of this kind, returns one, or was registered as one."""
         makes = self._makes()
         if isinstance(value, makes) or any(value is known for known in self._values.values()):
             return True
@@ -218,7 +218,7 @@ class Registry(Mapping[str, T]):
         return isinstance(made, type) and issubclass(made, makes)
 
     def _miss(self, text: str) -> str:
-        return f"{text!r} is no {self.kind}{hint(text, self._values)}"
+        return f"unknown {self.kind} {text!r}{hint(text, self._values)}"
 
 
 class UnknownNameError(ValueError):
@@ -249,7 +249,7 @@ def error_text(error: Exception) -> str:
 
 
 def _place(value: Any) -> tuple[Any, Any] | int:
-    """Where a function is written; of other values which one it is."""
+    """Returns the module and name of a function; for other values, their identity."""
     name = getattr(value, "__qualname__", None)
     return id(value) if name is None else (getattr(value, "__module__", None), name)
 

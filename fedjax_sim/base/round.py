@@ -67,16 +67,16 @@ class AtWork(NamedTuple):
 
 
 class FedState(NamedTuple):
-    """Everything that a round hands to the next; of the same shapes on any number of devices.
+    """The state between two rounds, of the same shapes on any number of devices.
 
     Attributes:
         round: ``int32[]``, rounds done.
         server: the server model w_t.
         server_samples: ``f32[]``, N_t, the samples behind w_t (0 at the start).
-        opt_state: of the server; a tuple with one for each fragment, if the model travels in turn.
+        opt_state: the server's state; a tuple with one per fragment, if fragments travel in turn.
         slots: the models in flight; None if none outlives a round.
         selection: the state of the selection.
-        client_state: ``[N, *]``, what each client's local update keeps.
+        client_state: ``[N, *]``, the clients' states of the local update.
         own: ``[N, *p]``, the leaves that stay with each client; None in place of the others, () if
           all travel.
         sending: ``[N, *]`` for each part, the clients' states of the sending parts.
@@ -85,8 +85,8 @@ class FedState(NamedTuple):
         preaggregation: the states of the pre-aggregations.
         diagnostics: the states of the diagnostics.
         clock: the simulated time, see :class:`fedjax_sim.base.Now`; () without a clock.
-        at_work: see ``AtWork``; () if a round waits for those that it sent.
-        redistribution: its state; () without one.
+        at_work: see :class:`AtWork`; () unless the flight is asynchronous.
+        redistribution: the state of the redistribution; () without one.
     """
 
     round: Array
@@ -111,11 +111,11 @@ class FedState(NamedTuple):
 
 
 class Fragment(NamedTuple):
-    """Bytes of a part of a model that travels in its turn, see :class:`fedjax_sim.base.Exchange`.
+    """Bytes of a part of a model that travels in turn, see :class:`fedjax_sim.base.Exchange`.
 
     Attributes:
-        upload: from a client.
-        download: to a client that has the rest.
+        upload: bytes from a client.
+        download: bytes to a client that has the rest.
     """
 
     upload: int
@@ -123,19 +123,17 @@ class Fragment(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes of what travels.
+    """Bytes of each kind of message.
 
     Attributes:
-        upload: of a model sent by a client; the most, if a part of ``sending`` is ``measured``.
-        download: of a model sent to a client.
-        message: bytes of a client's message, in every round in which it trains: the change of
-            SCAFFOLD's control variate, its answer before it trains, the numbers that a part
-            ``reads``.
-        shared_state: bytes of the shared state that the server sends, in every such round.
-        fragments: of each fragment, if a model travels in fragments; no model is uploaded whole
-          then.
-        finish: of what each client sends after the last round, see :class:`fedjax_sim.base.Finish`.
-        answer: of what each client sends that is polled before the draw, see
+        upload: a model sent by a client; the maximum, if a part of ``sending`` is ``measured``.
+        download: a model sent to a client.
+        message: a client's message, in every round in which it trains: the change of SCAFFOLD's
+          control variate, its answer before it trains, the numbers that a part ``reads``.
+        shared_state: the shared state that the server sends, in every such round.
+        fragments: each fragment, if models travel in fragments; then no model is uploaded whole.
+        finish: a client's message after the last round, see :class:`fedjax_sim.base.Finish`.
+        answer: the answer of a client that is polled before the draw, see
           :attr:`fedjax_sim.base.Selection.poll`.
     """
 
@@ -161,25 +159,25 @@ class SlotBytes(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What one round reports; sums over its slots.
+    """Metrics of one round, summed over its slots.
 
     Attributes:
         loss: ``f32[]``, mean training loss per sample visited; 0 if no client trained.
         samples: ``int32[]``, training samples visited.
-        steps: ``int32[]``, local steps that did something.
+        steps: ``int32[]``, local steps that trained.
         executed: ``int32[]``, local steps that the devices ran or waited for: the number of devices
           times the steps of the busiest.
-        uploads: ``int32[]``, models sent by clients, or the fragments of them whose turn it is.
+        uploads: ``int32[]``, models sent by clients, or their fragments whose turn it is.
         downloads: ``int32[]``, models sent to clients.
-        fragments: ``int32[]``, fragments sent to clients: of those whose turn was the last round.
+        fragments: ``int32[]``, fragments sent to clients, whose turn was the last round.
         visits: ``int32[]``, clients that trained.
-        skipped: ``int32[]``, clients among them that a part of ``sending`` has screened out; the
-          loss is without theirs, and NaN if there are no others.
+        skipped: ``int32[]``, clients whose update a part of ``sending`` rejected; ``loss`` excludes
+          them, and is NaN if all were rejected.
         client: ``int32[S]``, the client that trained each slot's model; N for an idle slot.
         source: ``int32[S]``, the slot whose model each slot took over before it trained.
         diagnostics: ``f32[]`` by name.
         time: the times of the clock; None without one.
-        answers: ``int32[]``, clients that have answered before the draw; None if none is asked.
+        answers: ``int32[]``, clients that answered a poll before the draw; None without a poll.
         bytes: bytes of the models that clients sent and received; None if all are of one size.
     """
 

@@ -44,7 +44,7 @@ class Sent(NamedTuple):
 
 
 class Sending(Part):
-    """Changes what clients send: a code, a clip, noise, an attack.
+    """Changes what clients send: compression, clipping, noise, an attack.
 
     It acts whenever a model is sent: at an upload, in every hop from client to client, to every
     neighbour in a graph. A model that stays in flight continues as it was sent.
@@ -75,7 +75,7 @@ class Sending(Part):
 
     @property
     def choose(self) -> Choose | None:
-        """Chooses the clients that send among all that trained, before ``send``; None: all send.
+        """Chooses which of the clients that trained will send, before ``send``; None: all.
 
         The server divides the weight of an update by its probability, so that the aggregate is an
         unbiased estimate of the aggregate of all that trained. Such a part ``withholds``.
@@ -91,7 +91,7 @@ class Sending(Part):
     def bytes(self) -> Callable[[Variables], int] | None:
         """Counts the bytes of an update for a receiver that knows w_recv; None: unchanged.
 
-        If the part is ``measured`` these are the most.
+        If the part is ``measured``, this is the maximum.
         """
         return None
 
@@ -100,7 +100,7 @@ class Sending(Part):
         """Whether the bytes depend on the update: then ``Sent.bytes`` has them.
 
         They are summed on the device and known only after training. Until then the clock and
-        :meth:`fedjax_sim.Algorithm.traffic` assume the most, and so does the collection of models
+        :meth:`fedjax_sim.Algorithm.traffic` assume the maximum, as does the collection of models
         that are in flight at the end of a run. Models that go from client to client and fragments
         count whole, whatever the code.
         """

@@ -15,7 +15,7 @@ from fedjax_sim.base.plan import Participation
 
 
 class Weighting(Protocol):
-    """How much each collected model counts.
+    """Computes the weight of each collected model.
 
     If a part has ``per_visit = True``, its weights are divided by
     :attr:`Selection.expected_visits <fedjax_sim.base.Selection.expected_visits>`.
@@ -76,8 +76,7 @@ class PreAggregation(Part):
     def reads(self) -> tuple[str, ...]:
         """Names of the numbers in a client's report that it reads, see :class:`LocalInfo`.
 
-        Each costs 4 bytes in every visit. n_k is not among them: it is constant and the server
-        knows it.
+        Each costs 4 bytes in every visit, except n_k, which is constant and known to the server.
         """
         return ()
 
@@ -88,7 +87,7 @@ class PreAggregation(Part):
 
     @property
     def mixes(self) -> Callable[[int], int] | None:
-        """Maps the number of rows to that after mixing; None if every row stays one client's."""
+        """Maps the number of rows to the number after mixing; None if rows are not mixed."""
         return None
 
     @property

@@ -36,7 +36,7 @@ def keywords(
 
 
 def takes(function: Any, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function can be called so; keyword-only parameters may be missing.
+    """Whether a function accepts these arguments; keyword-only ones may be missing.
 
     >>> takes(lambda x, *, y: x, 1), takes(lambda x, y: x, 1), takes(3)
     (True, False, False)

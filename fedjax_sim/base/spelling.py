@@ -1,4 +1,4 @@
-"""The known names that a user may mean by a word: by the field's other words, else by spelling."""
+"""Suggestions for an unknown name, by synonyms, else by spelling."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OTHER_WORDS: Mapping[str, str] = {
 
 
 def plain(name: str) -> str:
-    """Returns a name without what does not count: case, dashes and underscores.
+    """Returns a name in lower case, without dashes and underscores.
 
     >>> plain("--Clients-per_round")
     'clientsperround'

@@ -14,13 +14,13 @@ from fedjax_sim.base.parts import Part
 
 
 class Trained(NamedTuple):
-    """What one local update gives.
+    """The result of a local update.
 
     Attributes:
         variables: the trained model.
         client_state: the client's state for its next visit.
         message: the message that accompanies the model; () without one.
-        info: its report.
+        info: the client's report.
     """
 
     variables: Variables
@@ -50,14 +50,14 @@ class TrainInSteps:
 
     Then a device that trains several clients at once need not wait for the longest: see the lanes
     of :func:`fedjax_sim.make_execution`. All functions end with the arguments of :class:`Train`.
-    What ``begin``, ``stretch`` and ``end`` make for a client without samples may be thrown away:
+    Results of ``begin``, ``stretch`` and ``end`` for a client without samples may be discarded:
     they are computed for all lanes together, and only some are due.
 
     Attributes:
-        whole: all of it.
+        whole: the whole visit, a :class:`Train`.
         begin: ``(...) -> (plan, carry)``: the inputs of its steps, and the state they change.
-        stretch: ``(plan, carry, ...) -> (plan, int32[])``, what the next steps read and how many
-          there are, an epoch, say; 0 if the visit is over.
+        stretch: ``(plan, carry, ...) -> (plan, int32[])``, the inputs and the number of the next
+          steps, such as an epoch; 0 if the visit is over.
         step: ``(plan, carry, ...) -> carry``.
         end: ``(plan, carry, ...) -> Trained``.
     """
@@ -74,14 +74,14 @@ class TrainInSteps:
 
 
 def and_then(train: Train, change: Callable[..., Trained]) -> Train:
-    """``train`` with another end.
+    """Returns ``train`` with a change of its result.
 
     Args:
-        train: of a local update.
+        train: the ``train`` of a local update.
         change: ``(trained, key, variables, client, client_state, shared_state) -> Trained``.
 
     Returns:
-        It can stop between two steps if ``train`` can.
+        A :class:`Train` that can stop between two steps if ``train`` can.
     """
 
     def whole(*visit: Any) -> Trained:
@@ -118,4 +118,4 @@ class Until(Protocol):
     """Ends a visit before its last epoch."""
 
     def __call__(self, variables: Variables, epoch: Array, context: Context, /) -> Array:
-        """``bool[]``, whether training is over; asked before every epoch, numbered from 0."""
+        """Returns ``bool[]``, whether to stop before ``epoch``, numbered from 0."""

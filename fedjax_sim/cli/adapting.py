@@ -24,7 +24,7 @@ from fedjax_sim.server import exact_lora
 
 
 class _Variant(NamedTuple):
-    """Which parts of an adapted model train, stay with the clients and are frozen; the server."""
+    """The leaves of an adapted model that train, stay or are frozen; the server."""
 
     trained: tuple[str, ...]
     own: tuple[str, ...]
@@ -46,9 +46,9 @@ Lora = Literal["fedit", "ffa", "fedsa", "fedex", "flora"]
 
 @dataclasses.dataclass(frozen=True)
 class Weights(Group):
-    """What models start from, and low-rank adapters on it."""
+    """Initial weights, and low-rank adapters."""
 
-    title: ClassVar[str] = "initial weights and adapters, for all algorithms alike"
+    title: ClassVar[str] = "initial weights and adapters, for all algorithms"
 
     initial: str | None = setting(
         None,
@@ -72,9 +72,9 @@ class Weights(Group):
     lora_variant: Lora | None = setting(
         None,
         "variant of --lora. fedit: A and B are trained and shared; ffa: A is fixed; fedsa: A "
-        "is shared, and each client keeps its own B; fedex: as fedit, but the server adds to the "
-        "model what A B of the means lacks; flora: the server adds the mean of A B to the model, "
-        "and each round begins with new adapters",
+        "is shared, and each client keeps its own B; fedex: as fedit, but the server adds the "
+        "missing part of the mean of A B to the model; flora: the server adds the mean of A B to "
+        "the model, and each round begins with new adapters",
         shown="fedit",
     )
 
@@ -116,14 +116,14 @@ def trunk_bytes(model: Model, weights: Weights) -> int:
 
 
 def local_of(local: LocalUpdate, weights: Weights) -> LocalUpdate:
-    """Returns the local update that trains the adapters alone, if there are some."""
+    """Returns the local update that trains only the adapters, if any."""
     if weights.lora is None:
         return local
     return local.change(trained=named(*_variant(weights).trained))
 
 
 def exchanged(algorithm: Algorithm, weights: Weights) -> Algorithm:
-    """Returns the algorithm that exchanges the adapters alone, if there are some."""
+    """Returns the algorithm that exchanges only the adapters, if any."""
     if weights.lora is None:
         return algorithm
     if not WHOLE_MODEL.met(algorithm.parts):

@@ -46,7 +46,7 @@ GIVEN = ("malicious", "rule", "preaggregation", "data", "test", "classes")
 
 
 def _parameters(name: str) -> list[inspect.Parameter]:
-    """Returns the parameters of an attack that a text gives."""
+    """Returns the parameters of an attack that a text can set."""
     found = inspect.signature(KNOWN[name]).parameters.values()
     return [p.replace(annotation=p.empty) for p in found if p.name not in GIVEN]
 
@@ -62,7 +62,7 @@ def forms() -> str:
 
 
 def parse_attack(text: str) -> dict[str, dict[str, Any]]:
-    """Returns the arguments of each attack that a text means.
+    """Returns the arguments of each attack in a text.
 
     >>> parse_attack("Label-Flip * optimised(mean, evaluations=8)")
     {'label_flip': {}, 'optimised': {'along': 'mean', 'evaluations': 8}}
@@ -89,12 +89,12 @@ def _checked(text: str) -> str:
 class Attack(Group):
     """Malicious clients."""
 
-    title: ClassVar[str] = "attacks, for all algorithms alike"
+    title: ClassVar[str] = "attacks, for all algorithms"
 
     attack: str | None = setting(
         None,
         lambda: (
-            f"what malicious clients do: {forms()}, or several joined by *; fang_krum and "
+            f"attack of the malicious clients: {forms()}, or several joined by *; fang_krum and "
             "optimised know the method's aggregator, label_flip learns from wrong labels, backdoor "
             "from images with a trigger, which adds the score attack_success"
         ),
@@ -111,7 +111,7 @@ class Attack(Group):
     )
 
     def __post_init__(self) -> None:
-        """Rejects half an attack."""
+        """Rejects an attack without attackers, and attackers without an attack."""
         if self.attackers is None and self.attack is not None:
             raise ValueError(f"--attack {self.attack} needs --attackers, the share of the clients")
         if self.attack is None and self.attackers is not None:
@@ -119,7 +119,7 @@ class Attack(Group):
 
 
 def malicious_of(attack: Attack, clients: int) -> Malicious | None:
-    """Returns ``bool[N]``, who attacks; None for nobody."""
+    """Returns the malicious clients, ``bool[N]``; None for no attack."""
     if attack.attackers is None:
         return None
     malicious = attacks.byzantine(clients, attack.attackers)
@@ -132,7 +132,7 @@ def malicious_of(attack: Attack, clients: int) -> Malicious | None:
 
 
 def scored(attack: Attack, task: Task) -> Task:
-    """Returns the task, which also scores a backdoor if that is the attack."""
+    """Returns the task, which also scores a backdoor attack."""
     named = parse_attack(attack.attack) if attack.attack else {}
     scores = "backdoor" in named
     fits = isinstance(task, classification) if scores else task.classes is not None
@@ -144,7 +144,7 @@ def scored(attack: Attack, task: Task) -> Task:
 def poisoned(
     attack: Attack, data: ClientData, sets: Mapping[str, EvalSet | None], classes: int | None
 ) -> dict[str, Any]:
-    """Returns what malicious clients learn from, ``data``, and the sets that score it, by name."""
+    """Returns ``data`` as malicious clients change it, and the sets that score this, by name."""
     malicious, found = malicious_of(attack, data.clients), dict[str, Any](sets)
     if attack.attack is None or malicious is None or classes is None:
         return found | {"data": data}
@@ -192,7 +192,7 @@ def attacked(algorithm: Algorithm, attack: Attack, clients: int) -> Algorithm:
 
 
 def attack_entries(attack: Attack, clients: int) -> dict[str, Any]:
-    """Returns the attack and the number of attackers; nothing without one."""
+    """Returns the attack and the number of attackers; {} without an attack."""
     malicious = malicious_of(attack, clients)
     if malicious is None:
         return {}

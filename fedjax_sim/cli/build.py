@@ -1,4 +1,4 @@
-"""From settings to all that runs: data, model and algorithms, built and checked."""
+"""Builds data, model and algorithms from settings, and checks them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from fedjax_sim.tasks import scoring
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """Everything that runs, built and checked.
+    """Data, model and algorithms of a run, built and checked.
 
     Attributes:
         task: the learning task.
-        score: the one that tables show.
-        class_names: of them, empty if the data have none.
+        score: the score that tables show.
+        class_names: names of the classes, empty if the data have none.
         about: description of the data set, the training clients and the scored samples.
-        model: takes the samples as the problem has them.
+        model: a model of the problem's samples.
         model_name: the requested model, or one that fits the samples.
         sampler: the text of the partition.
         partitions: one per seed, or one for all.
@@ -54,8 +54,8 @@ class Setup:
         execution: devices and chunks.
         algorithms: by name.
         rounds: by algorithm: some have fewer or more for the same budget.
-        varied: an algorithm by its name, with other values of what it has been given.
-        clients_per_round: of all of them.
+        varied: makes an algorithm by its name with other values of its settings.
+        clients_per_round: m, the same for all algorithms.
         model_bytes: bytes of one model, without adapters.
     """
 
@@ -93,7 +93,7 @@ class Setup:
 
 
 def build(config: Config) -> Setup:
-    """Builds and checks everything that the run needs."""
+    """Builds and checks data, model and algorithms."""
     experiment, training = config.experiment, config.training
     machine, split = config.machine, config.scores.split
     with flagging("devices", "chunk", "lanes", *ON_HOST, "model_devices"):
@@ -198,7 +198,7 @@ def _check_delta(delta: float, algorithms: Mapping[str, Algorithm], data: Client
 
 
 def _active(config: Config, clients: int) -> int:
-    """Returns all clients; one less of an odd number if phase shift deals them to two groups."""
+    """Returns the number of clients, less one if phase shift has two groups and it is odd."""
     halved = any(
         name_of(name) == "phase_shift" and "phases" not in config.options[name]
         for name in config.algorithms

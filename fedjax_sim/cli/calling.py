@@ -42,8 +42,8 @@ def run_experiment(
     """Runs an experiment as ``python -m fedjax_sim.bench`` does.
 
     A setting has the name of its flag with ``_`` for ``-``, and the same default: without
-    ``compare="none"``, FedAvg runs too. Texts, numbers and bools stand for what would follow the
-    flag; a list for several values.
+    ``compare="none"``, FedAvg runs too. Texts, numbers and bools stand for the value of the flag, a
+    list for several values.
 
     Args:
         algo: the method, with settings of its own in parentheses.
@@ -56,7 +56,7 @@ def run_experiment(
         The results by the names of their methods.
 
     Raises:
-        ValueError: if a setting is unknown, out of range, or does not fit the others; names it.
+        ValueError: if a setting is unknown, out of range, or contradicts another; names it.
         DivergedError: if the loss of a method is not finite; the others finish first, and are its
             ``results``.
 
@@ -92,7 +92,7 @@ def run_experiment(
 
 
 def words(name: str, value: Any) -> list[str]:
-    """Returns the words of a command line that stand for a setting.
+    """Returns the words of a command line for a setting.
 
     >>> words("lr", 0.1), words("compare", ["fedavg", "moon"]), words("mirror", False)
     (['--lr=0.1'], ['--compare', 'fedavg', 'moon'], ['--no-mirror'])
@@ -114,7 +114,7 @@ def words(name: str, value: Any) -> list[str]:
 
 @contextmanager
 def naming_arguments() -> Iterator[None]:
-    """Names settings in place of flags in the message of a ValueError of the block."""
+    """Replaces flags by settings in the message of a ValueError of the block."""
     try:
         yield
     except ValueError as error:

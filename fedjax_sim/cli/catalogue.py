@@ -26,16 +26,16 @@ PLAIN = (
 
 
 class Method(NamedTuple):
-    """What the docstring of a method says.
+    """The docstring of a method, in parts.
 
     Attributes:
         name: the key in ``ALGORITHMS``.
         summary: the docstring's first line.
         body: the paragraphs after it, with the mathematics.
-        options: by flag, its default ("" for all clients) and what it is.
+        options: by flag, its default ("" for all clients) and its meaning.
         traffic: per round, a sentence.
         source: the paper.
-        note: what else should be known, such as what other frameworks compute; "" for nothing.
+        note: remarks, such as differences in other frameworks; "" for none.
         example: Python that trains it.
     """
 
@@ -97,9 +97,9 @@ def _code(example: str) -> str:
 
 
 def listing(words: Sequence[str] = ()) -> str:
-    """Returns the text of ``--list``: what each method does, its paper, flags and traffic.
+    """Returns the text of ``--list``: summary, paper, flags and traffic of each method.
 
-    Entries that lack one of the words are left out; case does not count.
+    Entries that lack one of the words are omitted; case is ignored.
     """
     entries = [*map(_entry, ALGORITHMS)]
     for word in words:

@@ -18,9 +18,9 @@ LOCK = ".lock"
 
 
 class Claim:
-    """The right to write to a folder, which the system takes back when this process dies.
+    """A lock on a folder, which the system releases when this process ends.
 
-    Where the file system has no locks, every process gets it.
+    If the file system has no locks, every process gets it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,7 +58,7 @@ def claim_new(path: Path, *, named: bool = True) -> Claim:
 
 
 def claim_begun(path: Path) -> Claim:
-    """Claims the folder of a run or a study that goes on."""
+    """Claims the folder of a run or a study that is resumed."""
     try:
         return Claim(path)
     except OSError as error:
@@ -74,12 +74,12 @@ def check_free(path: Path) -> None:
 
 
 def is_free(path: Path) -> bool:
-    """Returns whether a folder is new, or empty but for the files of a start that was killed."""
+    """Returns whether a folder is new, or empty except for the files of a killed start."""
     return not path.exists() or all(p.name == LOCK or is_aside(p) for p in path.iterdir())
 
 
 def make_folder(path: Path) -> Path:
-    """Makes a new folder of this name, or of the first of name-2, name-3, ... that is not taken."""
+    """Makes a new folder of this name, or of the first free one of name-2, name-3, ..."""
     for number in itertools.count(1):
         chosen = path if number == 1 else path.with_name(f"{path.name}-{number}")
         with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""What `fedjax_sim.bench` and `fedjax_sim.partition` share as commands."""
+"""Common code of the commands `fedjax_sim.bench` and `fedjax_sim.partition`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _dataset(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Source(Group):
-    """Where the data come from."""
+    """The source of the data."""
 
     dataset: str = setting(
         "digits",
@@ -70,15 +70,15 @@ def sampler_forms() -> str:
 
 
 def sampler(text: str) -> str:
-    """Returns the text if it means a sampler."""
+    """Returns the text of a sampler, after checking it."""
     parse_form(text)
     return text
 
 
 BY_EMD = (
     "--emd",
-    "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of what the "
-    "labels reach if that is less)",
+    "label skew: earth mover's distance of the partition (default: 1.4, or 7/9 of the "
+    "largest reachable EMD if that is less)",
     lambda text: f"emd({number(float, above=0)(text):g})",
 )
 """The flag that stands for the sampler ``emd``."""
@@ -97,7 +97,7 @@ def default_folder(dataset: str, what: str) -> Path:
 def enter(main: Callable[[], int]) -> NoReturn:
     """Ends the process with the status that a command returns.
 
-    It is 141 if nobody reads the output, as a shell says of a process that SIGPIPE ended.
+    It is 141 if nobody reads the output, a shell's status for SIGPIPE.
     """
     STOPPING.leave = _leave
     listen()
@@ -118,7 +118,7 @@ def enter(main: Callable[[], int]) -> NoReturn:
 
 
 def _leave(status: int) -> None:
-    """Ends the process at once, with nothing half written."""
+    """Ends the process at once, without half-written files."""
     remove_written()
     os._exit(status)
 

@@ -1,4 +1,4 @@
-"""Compares results of Python by the tables and tests of a report."""
+"""Compares results from Python with the tables and tests of a report."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """The table of a report: scores, differences to the baseline with p-values, and traffic.
+    """The table of a report: scores, differences from the baseline with p-values, and traffic.
 
-    With columns it is the table of a paper: methods by columns, with marks.
+    For results by column, the table of a paper: methods by columns, with marks.
 
     Attributes:
         reading: the results, as a report reads them.
@@ -71,7 +71,7 @@ class Comparison:
             folder: new, or the folder of an earlier report, which is replaced.
 
         Raises:
-            ValueError: if the folder has other files, and no report.
+            ValueError: if the folder has other files and no report.
             OSError: if a file cannot be written.
         """
         try:
@@ -96,19 +96,19 @@ def compare(
     *,
     score: str | None = None,
 ) -> Comparison:
-    """Compares results as ``python -m fedjax_sim.report`` compares run folders.
+    """Compares results like ``python -m fedjax_sim.report``.
 
     Methods are compared with the baseline in pairs of the same seed, fold and partition, by
     Wilcoxon's signed-rank test, or the corrected resampled t-test for folds. Results of different
     data or numbers of clients are in separate tables. Results by column make the table of a paper,
-    methods by columns, as the report's ``--wide`` does. Of several settings of a method, such as
-    ``"fedavg(lr=0.01)"`` and ``"fedavg(lr=0.1)"``, the one that is best on the validation samples
-    stands in the tables.
+    methods by columns, as the report's ``--wide`` does. If a method has several settings, such as
+    ``"fedavg(lr=0.01)"`` and ``"fedavg(lr=0.1)"``, the tables have the one that is best on the
+    validation samples.
 
     Args:
-        results: results by the names of their methods; or, by the title of each column, such
-            results, all of the same seeds, clients and task.
-        baseline: name of the method that the others are compared with; None: the first.
+        results: results by the names of their methods, all of the same seeds, clients and task; or
+          such results by the title of each column.
+        baseline: name of the method with which the others are compared; None: the first.
         score: the score of the table, which also selects settings, such as ``"f1"``; None: the
             task's.
 
@@ -116,8 +116,8 @@ def compare(
         The comparison, which notebooks show as a table.
 
     Raises:
-        ValueError: if the results of a column differ in their seeds, clients or task, or none has
-            the baseline's name, or there is no such score.
+        ValueError: if the results of a column differ in their seeds, clients or task, or the
+          baseline or score is unknown.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -159,7 +159,7 @@ def compare(
 
 
 def _parts(results: Any) -> list[_Part]:
-    """Returns the results of each column, or each result by itself, after checking them."""
+    """Returns the results of each column, or each result alone, after checking them."""
     if not isinstance(results, Mapping) or not any(
         isinstance(part, Mapping) for part in results.values()
     ):

@@ -37,7 +37,7 @@ class Experiment(Source):
     clients_per_round: int | None = setting(
         None,
         "clients that train in each round",
-        shown="all; with phase_shift in its two default phases, an even number",
+        shown="all; with phase_shift's two default phases, an even number",
         at_least=1,
     )
     rounds: int = by_dataset("rounds", "rounds of FedAvg", at_least=1)
@@ -51,8 +51,8 @@ class Experiment(Source):
     )
     samples_per_round: int | None = setting(
         None,
-        "samples that each client receives per round, in the order in which they were dealt; a "
-        "sample is used in that round only, so with --epochs 1 the training loss is the online "
+        "samples that each client receives per round, in the order of the partition; a sample "
+        "is used in that round only, so with --epochs 1 the training loss is the online "
         "loss",
         shown="all samples in every round",
         at_least=1,
@@ -73,9 +73,9 @@ class Experiment(Source):
 
 @dataclasses.dataclass(frozen=True)
 class Preparation(Group):
-    """What becomes of the clients' training samples, for all algorithms alike."""
+    """Changes of the clients' training samples, the same for all algorithms."""
 
-    title: ClassVar[str] = "against skew, for all algorithms alike"
+    title: ClassVar[str] = "against skew, for all algorithms"
 
     server_fraction: float | None = setting(
         None,
@@ -126,7 +126,7 @@ class Preparation(Group):
     )
 
     def __post_init__(self) -> None:
-        """Rejects settings of something that was not requested."""
+        """Rejects settings without effect."""
         if self.share_alpha is not None and self.share_beta is None:
             raise ValueError("--share-alpha is for --share-beta")
         if not self.mirror and self.fedaug is None and self.rebalance is None:
@@ -135,13 +135,13 @@ class Preparation(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """One experiment; every default is filled in but those that need the machine or the data.
+    """One experiment; all defaults are filled in except those that need the machine or the data.
 
     Attributes:
-        algo: what ``ALGORITHMS`` has or imports.
-        compare: the algorithms run beside it.
-        options: the keyword arguments of each of them that were given.
-        trained: settings of local training that are one algorithm's own.
+        algo: the method, a key of ``ALGORITHMS`` or an import path.
+        compare: the methods to compare it with.
+        options: the given keyword arguments of each method.
+        trained: the settings of local training of single methods.
     """
 
     algo: str
@@ -160,7 +160,7 @@ class Config:
     machine: Machine
 
     def __post_init__(self) -> None:
-        """Rejects settings that do not fit each other."""
+        """Rejects settings that contradict each other."""
         trained = [self.training, *map(self.training_of, self.algorithms)]
         for name in ("l2", "weight_decay"):
             if self.weights.lora is not None and any(getattr(one, name) for one in trained):
@@ -168,7 +168,9 @@ class Config:
                     f"{flag(name)} is for models without --lora, whose frozen weights it would pull"
                 )
         if self.ending.budget_seconds is not None and self.timing.clock is None:
-            raise ValueError("--budget-seconds is for --clock, which says how long a round takes")
+            raise ValueError(
+                "--budget-seconds is for --clock, which determines how long a round takes"
+            )
         if self.ending.patience is not None and not self.scores.validates:
             raise ValueError(
                 "--patience needs scores that are not the test set's: add --validation 0.1, or "
@@ -177,7 +179,7 @@ class Config:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Returns all that run, in order."""
+        """Returns all methods that run, in order."""
         return (self.algo, *self.compare)
 
     def own(self, algorithm: str) -> dict[str, Any]:
@@ -190,7 +192,7 @@ class Config:
             return self.training.with_own(self.trained[algorithm])
 
     def with_own(self, algorithm: str, own: Mapping[str, Any]) -> Config:
-        """Returns the same with other, perhaps traced, values of an algorithm's own settings."""
+        """Returns the settings with other, maybe traced, values of an algorithm's own ones."""
         options, trained = (
             {
                 **given,
@@ -201,7 +203,7 @@ class Config:
         return dataclasses.replace(self, options=options, trained=trained)
 
     def record(self) -> dict[str, Any]:
-        """Returns all settings by name, whatever their group, without places on this machine."""
+        """Returns the settings of all groups by name, without paths on this machine."""
         own = {name: self.own(name) for name in self.algorithms}
         record: dict[str, Any] = {"algo": self.algo, "compare": self.compare, "options": own}
         for name in GROUPS:

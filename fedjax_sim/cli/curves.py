@@ -26,13 +26,13 @@ class Curve:
     """One line: T evaluations of R runs.
 
     Attributes:
-        name: in the legend.
-        rounds: done at each evaluation.
+        name: the name in the legend.
+        rounds: rounds done at each evaluation.
         sent: bytes up and down by then, the mean over runs, ``f64[T]``.
         scores: ``f64[T, R]``; the line stops where none is known.
         across: other horizontal axes, ``f64[T]`` by the title of the axis.
-        end: text in the legend in place of the last score.
-        style: colour and dashes of the line; None: chosen by its place among the curves.
+        end: text in the legend instead of the last score.
+        style: colour and dashes of the line; None: chosen by its index among the curves.
     """
 
     name: str
@@ -69,7 +69,7 @@ def draw_curves(results: Mapping[str, Result], path: Path, score: str, title: st
 def draw_series(
     curves: Sequence[Curve], path: Path, score: str, metric: Metric, title: str = ""
 ) -> None:
-    """Draws curves against rounds, bytes, and what else all of them have; the first lies on top.
+    """Draws curves against rounds, bytes and all other common axes; the first is on top.
 
     A ``score`` that begins with "client_" is the mean over clients.
     """

@@ -35,8 +35,8 @@ class Deal(NamedTuple):
 
     Attributes:
         text: the text form of a sampler, or the name of a .npz file.
-        clients: N; None for as many as there are natural clients, or the file has.
-        why: why it is the default; "" if it was requested.
+        clients: N; None: as many as the natural clients, or as in the file.
+        why: the reason for the default; "" if it was requested.
     """
 
     text: str
@@ -44,7 +44,7 @@ class Deal(NamedTuple):
     why: str = ""
 
     def origin(self, flag: str) -> str:
-        """Returns the beginning of messages about the sampler, which a flag chooses."""
+        """Returns the start of messages about the sampler, with the flag that selects it."""
         return f"{'the default ' if self.why else ''}{flag} {self.text}"
 
 
@@ -58,11 +58,11 @@ def takes_owners(text: str | None, dataset: Dataset) -> bool:
 def choose(
     text: str | None, clients: int | None, dataset: Dataset, seeds: Sequence[int], *, flag: str
 ) -> Deal:
-    """Chooses what deals the samples, ``flag`` being the flag that requests another sampler.
+    """Chooses the sampler; ``flag`` is the flag that requests another one.
 
-    Natural clients are kept if the data have them. Other samples are dealt at EMD 1.4. Where the
-    labels do not reach that, the EMD is 7/9 of the largest that they reach, rounded down to a
-    tenth: what 1.4 is of ten balanced classes. Without skew of labels the sampler is ``iid``.
+    Natural clients are kept if the data have them. Otherwise the EMD is 1.4. If the labels do not
+    reach it, the EMD is 7/9 of the largest reachable one, rounded down to a tenth: the ratio of 1.4
+    with ten balanced classes. If the labels allow no skew, the sampler is ``iid``.
     """
     some = max(1, min(CLIENTS, len(dataset.train_y) // 2))
     several = some if clients is None else clients
@@ -73,8 +73,8 @@ def choose(
         found = np.unique(dataset.train_client).size
         if clients not in (None, found):
             raise ValueError(
-                f"--clients must be {found}, as the data name so many, got {clients}: leave it "
-                f"out, or deal the samples anew by {flag}, such as {flag} iid"
+                f"--clients must be {found}, the number of natural clients, got {clients}: leave "
+                f"it out, or partition the samples by {flag}, such as {flag} iid"
             )
         return Deal("natural", None, "the default for data that name their clients")
     if dataset.task.classes is None:
@@ -92,7 +92,7 @@ def choose(
 def make_partitions(
     experiment: Experiment, deal: Deal, split: Split, dataset: Dataset
 ) -> list[Partition]:
-    """Deals the training samples: one partition for each seed, or the one of a file."""
+    """Partitions the training samples: one partition per seed, or the one in a file."""
     if deal.text.endswith(".npz"):
         with naming("--partition"):
             name = f"{dataset.name} in --split {split}"
@@ -113,7 +113,7 @@ def make_partitions(
 def deal_seeds(
     text: str, dataset: Dataset, clients: int | None, seeds: Iterable[int], *, origin: str
 ) -> list[Partition]:
-    """Deals a partition of the training samples for each seed.
+    """Draws a partition of the training samples for each seed.
 
     >>> from fedjax_sim.data import load_dataset
     >>> deal_seeds("q(0.5)", load_dataset("digits"), 15, [0], origin="--partition q(0.5)")
@@ -141,7 +141,7 @@ def deal_seeds(
 
 
 def describe(deal: Deal, dataset: Dataset, partition: Partition) -> str:
-    """Describes who trains, for the summary of the data."""
+    """Describes the training clients, for the summary of the data."""
     clients, natural = len(partition.sizes), takes_owners(deal.text, dataset)
     line = f"{clients} {'natural ones' if natural else f'by {deal.text}'}"
     line += f", {deal.why}" if deal.why else ""

@@ -64,8 +64,8 @@ MOMENTUM = 0.9
 def of_method(method: Callable[..., Any], given: Mapping[str, Any], lr: float) -> dict[str, float]:
     """Returns a method's own defaults of local training, given the settings of the command.
 
-    The clients of a method that ``plain_sgd`` marks have no momentum. A default
-    learning rate is then raised, so that steps stay as long.
+    Clients of a method marked by ``plain_sgd`` have no momentum; a default learning rate is then
+    raised to keep the length of steps.
 
     >>> from fedjax_sim.algorithms import fedavg, mime
     >>> of_method(mime, {}, 0.02), of_method(mime, {"lr": 0.1}, 0.02), of_method(fedavg, {}, 0.02)
@@ -90,7 +90,7 @@ def defaults_of(dataset: str) -> Defaults:
 
 
 def by_dataset(key: str, help: Any, **more: Any) -> Any:
-    """Returns a setting whose default is the data set's."""
+    """Returns a setting whose default depends on the data set."""
     known = {name: getattr(default, key) for name, default in DEFAULTS.items()}
     ours = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
     others = f"others {getattr(OTHERS, key) or 'by the shape of a sample'}"
@@ -107,8 +107,8 @@ def model_for(dataset: Dataset) -> str:
             return "transformer"
         if x.ndim != 2 or dataset.task.classes is None or x.max() >= dataset.classes:
             raise ValueError(
-                f"--model must be given: {dataset.name} has integers {list(x.shape)} that are no "
-                "windows of a text whose next token is the label, or has one for each token"
+                f"--model must be given: {dataset.name} has integers {list(x.shape)} that are "
+                "not windows of text with the next token, or one for each position, as the label"
             )
         return "lstm"
     if x.ndim == 4:

@@ -1,4 +1,4 @@
-"""``--dry-run``: what would run."""
+"""``--dry-run``: prints the plan of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of how a run ends, and of the score that it is to reach."""
+"""The settings of the end of a run, and of its target score."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Policy = Literal["stop", "skip-client"]
 
 @dataclasses.dataclass(frozen=True)
 class Ending(Group):
-    """When an algorithm is done before its last round."""
+    """The conditions under which an algorithm ends before its last round."""
 
     title: ClassVar[str] = "end of a run; a method ends when all its seeds do"
 
@@ -57,7 +57,7 @@ class Ending(Group):
     )
 
     def __post_init__(self) -> None:
-        """Rejects a rule that has no target."""
+        """Rejects ``--stop-at-target`` without a target."""
         if self.stop_at_target and self.target is None:
             raise ValueError("--stop-at-target is for --target")
 
@@ -65,7 +65,7 @@ class Ending(Group):
 def check_target(
     ending: Ending, task: Task, score: str, algorithms: Mapping[str, Algorithm], *, own: bool
 ) -> None:
-    """Rejects a target that is not a value of the score, or of a score that is not known."""
+    """Rejects a target that is not a value of the score, or whose score is not computed."""
     value = ending.target
     if value is None:
         return
@@ -76,7 +76,7 @@ def check_target(
         if scored_set(algorithm) == "personal" and not own:
             raise ValueError(
                 f"--target of {name} is for --split holdout, or --adapt 0.5 with --split clients: "
-                "some leaves stay with the clients, whose own models count"
+                "some leaves stay with the clients, so only their own models are scored"
             )
 
 
@@ -87,7 +87,7 @@ def ends_early(ending: Ending) -> bool:
 
 
 def scored_set(algorithm: Algorithm) -> Set:
-    """Returns what a target is for: the server's copy of the clients' own leaves is not trained."""
+    """Returns the set of a target: a server's copy of leaves that clients own is not trained."""
     return "test" if algorithm.parts.exchange.own is None else "personal"
 
 
@@ -114,7 +114,7 @@ def rule(
 
 
 def screened(algorithm: Algorithm, ending: Ending) -> Algorithm:
-    """Returns the algorithm; by the policy, its clients do not send updates that are not finite."""
+    """Returns the algorithm, whose clients skip updates that are not finite if so requested."""
     if ending.on_nan == "stop":
         return algorithm
     with naming(f"--on-nan {ending.on_nan}"):

@@ -21,7 +21,7 @@ PLAIN = (int, float, bool, str)
 
 
 class _Lines(argparse.HelpFormatter):
-    """Keeps the lines of a flag's help apart."""
+    """A help formatter that keeps the line breaks of a flag's help."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         split = super()._split_lines
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are ValueErrors of one line, without the usage."""
 
     def __init__(self, **settings: Any) -> None:
-        """Flags are never abbreviated."""
+        """Makes a parser without abbreviated flags."""
         import fedjax_sim  # here: it imports this module
 
         super().__init__(allow_abbrev=False, formatter_class=_Lines, **settings)
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raises it; for an unknown flag, with the flags that may be meant."""
+        """Raises the error; for an unknown flag, with suggestions."""
         unknown = re.match(r"unrecognized arguments: (-[^\s=]+)", message)
         end = hint(unknown[1], self._option_string_actions) if unknown else ""
         raise ValueError(message.removeprefix("argument ") + end)
@@ -68,7 +68,7 @@ def flag(name: str) -> str:
 
 
 def flagged(error: Exception, names: Iterable[str]) -> ValueError:
-    """Returns the error, with the parameter that it begins with called by its flag.
+    """Returns the error, with the parameter at its start replaced by its flag.
 
     >>> flagged(ValueError("clients must be at least 1, got 0"), ["clients"])
     ValueError('--clients must be at least 1, got 0')
@@ -81,8 +81,8 @@ def flagged(error: Exception, names: Iterable[str]) -> ValueError:
 def offering(error: Exception, known: Iterable[str]) -> ValueError:
     """Returns an error about an unknown name with the known ones, unless it has a suggestion.
 
-    >>> offering(ValueError("'x' is no sink"), ["tensorboard", "wandb"])
-    ValueError("'x' is no sink; use one of tensorboard, wandb")
+    >>> offering(ValueError("unknown sink 'x'"), ["tensorboard", "wandb"])
+    ValueError("unknown sink 'x'; use one of tensorboard, wandb")
     """
     message = str(error)
     return ValueError(
@@ -92,7 +92,7 @@ def offering(error: Exception, known: Iterable[str]) -> ValueError:
 
 @contextlib.contextmanager
 def flagging(*names: str) -> Iterator[None]:
-    """Passes a ValueError of the block on as :func:`flagged` does."""
+    """Converts a ValueError of the block by :func:`flagged`."""
     try:
         yield
     except ValueError as error:
@@ -101,7 +101,7 @@ def flagging(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Puts a flag, a file or a method before the message of an error of the block.
+    """Prefixes the message of an error of the block with a flag, a file or a method.
 
     >>> with naming("--lora 4"):
     ...     raise ValueError("no matrix to adapt")
@@ -136,7 +136,7 @@ def options(
 
 
 def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
-    """Returns what reads a value of a type, see :func:`number`; equal readers are one.
+    """Returns a function that reads a value of a type, see :func:`number`; readers are cached.
 
     >>> reader(int | None)("7"), reader(Literal[1, 2])("2"), reader(bool)("False")
     (7, 2, False)
@@ -152,20 +152,20 @@ def reader(hint: Any, **limits: float) -> Callable[[str], Any]:
 
 
 def choices_of(hint: Any) -> tuple[Any, ...]:
-    """Returns the values of a parameter that has one of some values; () for others."""
+    """Returns the choices of a parameter; () if it has none."""
     hint = _member(hint)
     return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
 
 
 def _member(hint: Any) -> Any:
-    """Returns the type in a union that a command line can give: None is for a flag left out."""
+    """Returns the type in a union that a command line can set; None is for an absent flag."""
     members = [h for h in typing.get_args(hint) if h in PLAIN or typing.get_origin(h) is Literal]
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return members[0] if union and len(members) == 1 else hint
 
 
 def kind(hint: Any, **limits: float) -> dict[str, Any]:
-    """Returns what argparse must know of a parameter of a type, see :func:`reader`."""
+    """Returns argparse's keywords for a parameter of a type, see :func:`reader`."""
     read, hint = reader(hint, **limits), _member(hint)
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -209,7 +209,7 @@ def number(
     below: float = math.inf,
     at_most: float = math.inf,
 ) -> Callable[[str], float]:
-    """Returns what reads a finite number within limits; whole ones fit in an int32.
+    """Returns a function that reads a finite number within limits; whole ones fit in an int32.
 
     >>> number(int, at_least=1)("0")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: settings, records, a summary and pictures."""
+"""The run folder: settings, records, a summary and pictures."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class RunFolder:
     Args:
         path: a folder that is new or empty, unless a run is resumed in it.
         config: the settings, for ``config.json``.
-        pictures: their format.
+        pictures: the format of pictures.
         resumed: whether the folder belongs to a resumed run, whose records are rewritten.
-        named: whether the user chose the folder; a default one that is taken gets a suffix.
-        sink: a tracker that gets them too; None for none.
+        named: whether the user chose the name; a default name that is taken gets a suffix.
+        sink: a tracker that receives the records too; None: no tracker.
 
     Attributes:
         path: the folder.
-        recorded: whether it has a record yet.
+        recorded: whether the folder has a record.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RunFolder:
         return self.path / f"{name}.{self._format}"
 
     def draw(self, name: str, draw: Callable[[Path], None]) -> None:
-        """Draws a picture, one of ``PICTURES``; a run does not end if that fails."""
+        """Draws a picture, one of ``PICTURES``; if that fails, the run continues."""
         try:
             draw(self.picture(name))
         except Exception as error:
@@ -152,7 +152,7 @@ class RunFolder:
         score: str,
         title: str = "",
     ) -> None:
-        """Draws the curves of the algorithms that have finished, if their model is whole."""
+        """Draws the curves of the finished algorithms whose server model is whole."""
         drawn = {
             name: result
             for name, result in results.items()
@@ -163,7 +163,7 @@ class RunFolder:
             self.draw("curves", lambda path: draw_curves(drawn, path, score, title))
 
     def close(self) -> None:
-        """Closes the files; without record and checkpoint removes them, and the folder if new."""
+        """Closes the files; removes them, and a new folder, if there is no record or checkpoint."""
         for file in (self._metrics, self._times):
             if file is not None:
                 file.close()
@@ -190,7 +190,7 @@ def checkpoints_in(run: Path, algorithm: str) -> Path:
 
 
 def _plain(content: Any) -> Any:
-    """Returns values that JSON has: null for NaN, a score that does not exist, and for infinity."""
+    """Returns values for JSON, with null for infinity and for NaN, a missing score."""
     if isinstance(content, Mapping):
         return {key: _plain(value) for key, value in content.items()}
     if isinstance(content, np.ndarray):
@@ -207,5 +207,5 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file as a whole or not at all: one that is killed leaves what was there before."""
+    """Writes a file atomically: if the process is killed, the old file remains."""
     write_text(path, json.dumps(_plain(content), indent=2) + "\n")

@@ -42,14 +42,14 @@ class SavedRun:
     """A run of ``python -m fedjax_sim.bench``, finished or not, or a result saved from Python.
 
     Attributes:
-        folder: where it lies.
-        settings: of the run, ``config.json``.
-        summary: of each algorithm that has finished, ``summary.json``; empty before.
+        folder: its path.
+        settings: the settings of the run, ``config.json``.
+        summary: an entry for each finished algorithm, ``summary.json``.
         records: a row for each algorithm, run and evaluation, ``metrics.jsonl``; see
           :meth:`to_pandas`.
-        clients: the last of these rows of each algorithm that has finished, with the scores of all
-          clients in lists, ``clients.jsonl``; null is a client without a score.
-        trust: the modules that its settings may import.
+        clients: the last row of each finished algorithm, with lists of all clients' scores,
+          ``clients.jsonl``; null for a client without a score.
+        trust: the modules from which its settings may import.
         given: the model, for a result saved from Python.
     """
 
@@ -127,12 +127,11 @@ class SavedRun:
 
         Args:
             algorithm: its name.
-            at: a round that was evaluated, or "validated", of each run the round that is best on
-              its validation set, for runs with ``--keep-weights``; None: the last that was saved.
+            at: for runs with ``--keep-weights``, an evaluated round, or "validated" for each run's
+              best round on its validation set; None: the last saved round.
 
         Raises:
-            ValueError: if the run has no such algorithm, nothing was saved of it, or not of that
-              round.
+            ValueError: if the algorithm is unknown, or its weights in that round were not saved.
             CheckpointError: if none of its checkpoints is whole.
         """
         saved, mine = self._saved(algorithm)
@@ -152,16 +151,15 @@ class SavedRun:
     def personal(self, algorithm: str) -> Variables:
         """Loads the clients' own models after the last saved round, NumPy ``[R, N, *p]``.
 
-        They are made as they are scored: what a client keeps, or what it makes of the server's
-        model and its samples. R is seeds, or seeds and folds; N clients need N times the memory of
-        one model, in each run.
+        They are the models that are scored: a client's stored model, or the one that it makes from
+        the server model and its samples. R is seeds, or seeds and folds; N clients need N times the
+        memory of one model, in each run.
 
         Args:
             algorithm: its name.
 
         Raises:
-            ValueError: if the run has no such algorithm, it has no such models, or nothing was
-                saved of it.
+            ValueError: if the algorithm is unknown, has no personal models, or was not saved.
             CheckpointError: if none of its checkpoints is whole.
         """
         saved, mine = self._saved(algorithm)
@@ -223,7 +221,7 @@ class SavedRun:
 
 
 def _validation_score(row: Mapping[str, Any], score: str) -> float | None:
-    """Returns the validation score of a record, the mean over clients if they are scored."""
+    """Returns the validation score of a record: the mean over clients if clients are scored."""
     found = row["validation"]
     by_client = found.get(f"client_{score}")
     value: float | None = found[score] if by_client is None else by_client["mean"]
@@ -233,7 +231,7 @@ def _validation_score(row: Mapping[str, Any], score: str) -> float | None:
 def load_run(
     folder: str | Path, trust: Collection[str] = (), *, model: Model | None = None
 ) -> SavedRun:
-    """Reads the folder of a run, as data: nothing in the folder is run.
+    """Reads a run folder as data: no code from the folder is run.
 
     Args:
         folder: the ``--out`` of a command, or the folder of :func:`fedjax_sim.save_run`.
@@ -246,7 +244,7 @@ def load_run(
         Settings, scores, and on request the model, its weights and the data.
 
     Raises:
-        ValueError: if the folder has no run, or a file of it is damaged; names the file.
+        ValueError: if the folder has no run, or a file is damaged; names the file.
 
     Example:
         >>> import subprocess, sys, tempfile

@@ -20,7 +20,7 @@ ON_HOST = ("samples_mb", "client_state_mb")
 
 
 def folder_name(text: str) -> str:
-    """Returns the name of a folder: an unset variable of the shell names none."""
+    """Returns the name of a folder; rejects the empty text of an unset shell variable."""
     if not text:
         raise ValueError("must name a folder, got ''")
     return text
@@ -28,7 +28,7 @@ def folder_name(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Machine(Group):
-    """Devices, and where the results go."""
+    """Devices, and the place of results."""
 
     title: ClassVar[str] = "machine and output"
 
@@ -70,7 +70,7 @@ class Machine(Group):
     samples_mb: float | None = setting(
         None,
         "MB of training samples that a device holds; other samples stay in host memory, and "
-        "those of the next cohorts are prefetched during training",
+        "samples of the next cohorts are prefetched during training",
         shown="all samples",
         above=0,
     )
@@ -117,7 +117,7 @@ class Machine(Group):
     )
     keep_weights: bool = setting(
         False,
-        "keep the server model of every evaluation in a file beside the checkpoints, not only "
+        "keep the server model of every evaluation in a file next to the checkpoints, not only "
         "the last one: for load_run(DIR).variables(NAME, at=...)",
         place=True,
     )
@@ -138,9 +138,7 @@ class Machine(Group):
     def __post_init__(self) -> None:
         """Rejects folders and checkpoints that contradict each other."""
         if self.out is not None and self.resume is not None:
-            raise ValueError(
-                f"--out is for a new run; --resume {self.resume} goes on in its folder"
-            )
+            raise ValueError(f"--out is for a new run; --resume {self.resume} writes to its folder")
         if self.or_resume and self.out is None and self.resume is None:
             raise ValueError("--or-resume is for --out, which names the folder of the run")
         if (self.resume is not None or self.or_resume) and not self.checkpoints:
@@ -150,9 +148,9 @@ class Machine(Group):
 
 
 def start_jax(machine: Machine) -> None:
-    """Sets what must be set before JAX starts; if it has started, its devices stay as they are.
+    """Applies the settings that JAX reads at its start; if it has started, nothing changes.
 
-    There are no more devices than cores: they would wait for each other.
+    There are at most as many devices as cores; more would wait for each other.
     """
     settings: Any = jax.config  # untyped
     cores = available_cores()

@@ -19,7 +19,7 @@ from fedjax_sim.round import Algorithm
 
 
 class Common(NamedTuple):
-    """The arguments that mean the same in every method; each method gets those that it takes."""
+    """The arguments that mean the same in all methods; a method gets the ones in its signature."""
 
     local: LocalUpdate
     model: Model
@@ -33,7 +33,7 @@ class Common(NamedTuple):
 
 
 def stand_in(model: Model | None = None, **fields: Any) -> Common:
-    """Returns arguments with which every method can be made, to look at its parts.
+    """Returns arguments with which every method can be made, to inspect its parts.
 
     Unless fields of :class:`Common` are given, there are a logistic regression of 8 x 8 images in
     10 classes, SGD with learning rate 0.1 and momentum 0.9, 10 clients a round, one second a local
@@ -52,7 +52,7 @@ def stand_in(model: Model | None = None, **fields: Any) -> Common:
 def make(
     method: str | Callable[..., Algorithm], common: Common | None = None, **options: Any
 ) -> Algorithm:
-    """Returns a method, made of the common arguments that it takes and its own options.
+    """Returns a method, made with its common arguments and its own options.
 
     The clock goes only to methods that require one.
 

@@ -1,4 +1,4 @@
-"""The named methods as the command sees them: their names, their flags and what these mean."""
+"""The named methods in the command: names, flags and their meanings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ They are rejected in a method that has the first of the options, see :func:`chec
 
 
 def algorithm(text: str) -> str:
-    """Returns the name of an algorithm; case, dashes and underscores do not count.
+    """Returns the name of an algorithm; case, dashes and underscores are ignored.
 
     >>> algorithm("FedAvg"), algorithm("phase-shift")
     ('fedavg', 'phase_shift')
     >>> algorithm("gossipp")
     Traceback (most recent call last):
-    ValueError: 'gossipp' is no algorithm; did you mean gossip? --list shows all
+    ValueError: unknown algorithm 'gossipp'; did you mean gossip? --list shows all
     """
     try:
         return ALGORITHMS.resolve(text)[0]
@@ -60,9 +60,9 @@ def parameters(name: str) -> dict[str, inspect.Parameter]:
 def owners_of(
     names: Iterable[str], chosen: Collection[str], taken: Collection[str]
 ) -> dict[str, list[str]]:
-    """Returns every parameter that is a flag, and the algorithms that have it.
+    """Returns the parameters that are flags, each with the algorithms that have it.
 
-    No parameter may be called like a flag of the command, ``taken``.
+    No parameter may have the name of a flag of the command, ``taken``.
     """
     owners: dict[str, list[str]] = {}
     for name in names:
@@ -113,15 +113,15 @@ def add_options(
 def chosen_options(
     given: Mapping[str, Any], chosen: Mapping[str, Mapping[str, Any]], owners: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the keyword arguments of each algorithm that were given, to all or to it alone."""
+    """Returns the keyword arguments of each algorithm, from flags and from parentheses."""
     own = {name: parameters(name) for name in chosen}
     for key in sorted(given.keys() & set(owners)):
         having = [name for name in chosen if key in own[name]]
         if not having:
             whose = "; ".join(map(_flags_of, dict.fromkeys(map(name_of, chosen))))
-            raise ValueError(f"{flag(key)} is no flag of {whose}")
+            raise ValueError(f"{flag(key)} is not a flag of {whose}")
         if all(key in chosen[name] for name in having):
-            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(having)}")
+            raise ValueError(f"{flag(key)} has no effect next to {' and '.join(having)}")
     options = {
         name: {key: given[key] for key in own[name] if key in given} | {**chosen[name]}
         for name in chosen
@@ -134,7 +134,7 @@ def chosen_options(
 
 
 def check_effects(options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rejects a flag that does nothing in any of the algorithms that have it.
+    """Rejects a flag that has no effect in any of its algorithms.
 
     >>> check_effects({"robust": {"byzantine": 0.1}})
     Traceback (most recent call last):

@@ -46,7 +46,7 @@ _TAKEN = {"algo", "compare", "list", "help", "version", "trust", "emd"}.union(
 
 
 class _Chosen(NamedTuple):
-    """The algorithms of a command line, on which its other flags depend."""
+    """The algorithms of a command line, which determine its other flags."""
 
     algorithms: tuple[str, ...]  # with settings of their own
     names: tuple[str, ...]  # of their methods
@@ -55,7 +55,7 @@ class _Chosen(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Returns the settings of a command line, in range as far as that is known without data.
+    """Returns the settings of a command line, checked as far as possible without data.
 
     >>> parse(["--phases", "4"]).options["phase_shift"]
     {'phases': 4}
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def _begun(folder: Path, trust: Collection[str]) -> tuple[Config, list[str]]:
-    """Returns the settings of the run in a folder, and the arguments that it began with."""
+    """Returns the settings of the run in a folder, and the arguments that started it."""
     with naming(f"--resume {folder}"):
         return parse_folder(folder, trust), arguments(folder)
 
@@ -117,15 +117,15 @@ def _config(argv: Sequence[str]) -> Config:
 
 
 def _own(key: str, value: str, chosen: _Chosen) -> bool:
-    """Returns whether a flag that is named like a role has a value of a method's own option."""
+    """Returns whether a flag with the name of a role has a value of a method's own option."""
     options = [own[key] for name in chosen.names if key in (own := parameters(name))]
     return any(value in (choices_of(option.annotation) or [value]) for option in options)
 
 
 def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
-    """Returns the default of ``--split``: clients' own models are scored too if there are any.
+    """Returns the default of ``--split``, which also scores clients' own models if there are any.
 
-    A file deals the samples of the split that it was made for, which is mostly the official one.
+    A partition file belongs to the split for which it was made, mostly the official one.
     """
     from_file = given.get("partition", "").endswith(".npz")
     own = given.get("lora_variant") == "fedsa" or OWN_MODELS & {*map(name_of, algorithms)}
@@ -133,14 +133,14 @@ def _split(algorithms: Iterable[str], given: Mapping[str, Any]) -> Split:
 
 
 def _chosen(argv: Sequence[str]) -> _Chosen:
-    """Reads --algo and --compare, on which it depends what other flags there are."""
+    """Reads --algo and --compare, which determine the other flags."""
     parser = Parser(add_help=False)
     parser.add_argument("-h", "--help", action="store_true")
     _add_names(parser, ())
     given, _ = parser.parse_known_args(argv)
     algo, compare = given.algo or (ALGO,), given.compare or [COMPARE]
     if ("none",) in compare and len(compare) > 1:
-        raise ValueError("--compare: 'none' stands alone")
+        raise ValueError("--compare: 'none' excludes other methods")
     beside = [label for labels in compare for label in labels if label != "none"]
     algorithms = tuple(dict.fromkeys([*algo, *beside]))
     names = tuple(dict.fromkeys(map(name_of, algorithms)))
@@ -152,8 +152,8 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
     parser = Parser(
         prog="python -m fedjax_sim.bench",
         usage="%(prog)s [--algo NAME] [--compare NAME ...] [FLAG ...]",
-        description="Runs a federated algorithm beside others on the same clients, seeds and "
-        "initial weights; prints a table and writes a folder of results.",
+        description="Compares federated algorithms on the same clients, seeds and initial "
+        "weights; prints a table and writes a folder of results.",
         epilog="Example: python -m fedjax_sim.bench --algo phase_shift --phases 4. --algo NAME "
         "--help prints the flags of that algorithm, --list all algorithms with their flags.",
     )
@@ -164,8 +164,8 @@ def _parser(chosen: _Chosen, owners: Mapping[str, Sequence[str]]) -> Parser:
         action=_List,
         nargs="*",
         metavar="WORD",
-        help="print all algorithms with paper, flags and traffic, or those whose entry "
-        "contains each WORD, and exit",
+        help="print all algorithms with paper, flags and traffic, or only entries that "
+        "contain every WORD, and exit",
     )
     add_trust(group)
     add_options(parser, owners, chosen.names, helping=chosen.helping)

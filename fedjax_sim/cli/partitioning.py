@@ -1,4 +1,4 @@
-"""``python -m fedjax_sim.partition``: ask for a skew, look at it, keep it for the bench."""
+"""``python -m fedjax_sim.partition``: draws partitions, describes them, and saves them."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ class Request(Source):
     """The settings of the command."""
 
     pool: bool = setting(
-        False, "deal the test samples too, as RADFed does; for bench --split clients or holdout"
+        False,
+        "partition the test samples too, as RADFed does; for bench --split clients or holdout",
     )
     clients: int | None = setting(
         None,
-        "how many",
-        shown="40, of natural clients all; of fewer than 80 samples half of them",
+        "number of clients",
+        shown="40; with natural clients all; with fewer than 80 samples half as many as samples",
         at_least=1,
     )
-    seeds: int = setting(1, "how many partitions, of seeds 0 to N-1", at_least=1, at_most=10_000)
+    seeds: int = setting(1, "number of partitions, with seeds 0 to N-1", at_least=1, at_most=10_000)
     out: str | None = setting(
         None,
         "new folder for the results",
@@ -123,10 +124,10 @@ def bench_command(request: Request, out: Path) -> list[str]:
 def _parser(argv: Sequence[str]) -> Parser:
     parser = Parser(
         prog=f"python -m {PROGRAM}",
-        description="Deals a data set to clients with the skew that is asked for; prints a report "
-        "and writes a folder with the partition of each seed (seed0.npz, ... for "
-        "fedjax_sim.bench --partition), report.json, clients.png (clients by classes) and "
-        "skew.png (sizes and EMDs of the clients); without classes all of it is of sizes alone.",
+        description="Partitions a data set over clients with a chosen skew; prints a report and "
+        "writes a folder with the partition of each seed (seed0.npz, ... for fedjax_sim.bench "
+        "--partition), report.json, clients.png (classes of each client) and skew.png (sizes and "
+        "EMDs of the clients); without classes they only show sizes.",
         epilog="Example: python -m fedjax_sim.partition --dataset digits --sampler "
         "'dirichlet(0.1)' --clients 20",
     )

@@ -54,7 +54,7 @@ GIVEN = Common._fields
 
 @functools.cache
 def registry(role: str) -> Registry[Any]:
-    """Returns what names mean in a part of a role: parts of that role first, then all others."""
+    """Returns the parts by name that a part of a role may use, those of the same role first."""
     first = _module_of(role)
     own: dict[str, Any] = {}
     # Seconds are functions, as other parts are, so that only the names of its own tell a clock.
@@ -82,7 +82,7 @@ def part_names(role: str) -> list[str]:
 
 
 def check_part(role: str, text: str) -> str:
-    """Returns the text of a part, in the same words for the same one.
+    """Returns the canonical text of a part.
 
     >>> check_part("aggregator", "krum( byzantine = 0.3)")
     'krum(byzantine=0.3)'
@@ -102,7 +102,7 @@ def check_part(role: str, text: str) -> str:
 def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
     """Returns the value of a tree in a part of a role.
 
-    A name alone is called if it makes a part and needs no arguments.
+    A single name is called if it makes a part and needs no arguments.
     """
 
     def find(name: str) -> Any:
@@ -116,7 +116,7 @@ def value(role: str, node: calls.Node, given: Mapping[str, Any]) -> Any:
 
 
 def make_part(role: str, text: str, given: Mapping[str, Any]) -> Any:
-    """Returns the part that a text means, or all parts of a role that takes several.
+    """Returns the part of a text, or all parts if the role takes several.
 
     >>> make_part("selection", "uniform", {})
     uniform()
@@ -157,13 +157,13 @@ def _module_of(role: str) -> str:
 
 
 def _made(value: Any) -> type:
-    """Returns a class itself, or what a function declares that it returns."""
+    """Returns a class itself, or the return type that a function declares."""
     made = value if isinstance(value, type) else returned(value)
     return made if isinstance(made, type) else object
 
 
 def _declares(value: Any) -> bool:
-    """Returns whether a value is a class of parts, or declares that it returns one."""
+    """Returns whether a value is a class of parts, or a function with such a return type."""
     return any(one.__module__.startswith("fedjax_sim.") for one in _made(value).__mro__)
 
 
@@ -200,9 +200,9 @@ def _role(name: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Parts(Group):
-    """Parts in place of the methods' own, see :func:`fedjax_sim.compose`."""
+    """Parts that replace the methods' own, see :func:`fedjax_sim.compose`."""
 
-    title: ClassVar[str] = "parts in place of the methods' own, as calls such as 'krum(0.3)'"
+    title: ClassVar[str] = "parts that replace the methods' own, as calls such as 'krum(0.3)'"
 
     local: str | None = _role("local")
     selection: str | None = _role("selection")
@@ -233,7 +233,7 @@ ROLES = tuple(field.name for field in dataclasses.fields(Parts))
 
 
 def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> Algorithm:
-    """Returns the algorithm with the parts of some texts in place of its own."""
+    """Returns the algorithm with parts replaced by those of some texts."""
     if not texts:
         return algorithm
     given, found = common._replace(local=algorithm.parts.local)._asdict(), {}

@@ -33,7 +33,7 @@ Prepare = Callable[[NDArray[Any], Partition, int], tuple[Partition, NDArray[np.i
 
 
 def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
-    """Returns what shares, rebalances and augments as the settings say, and takes the server's."""
+    """Returns a function that takes the server's samples, and shares, rebalances and augments."""
     for name in ("share_beta", "rebalance", "fedaug"):
         if dataset.task.classes is None and getattr(settings, name) is not None:
             raise ValueError(f"{flag(name)} is for classes, {dataset.name} is {dataset.task!r}")
@@ -60,7 +60,7 @@ def preparation(settings: Preparation, dataset: Dataset) -> Prepare:
 def without_labels(
     settings: Preparation, task: Task, data: ClientData
 ) -> tuple[Task, ClientData, str]:
-    """Returns the task and the clients, few of whom have labels if so set, and this in words."""
+    """Returns the task, the clients, some of them without labels if so set, and a description."""
     if settings.labelled is None:
         return task, data, ""
     if not isinstance(task, classification):
@@ -73,7 +73,7 @@ def without_labels(
 
 
 def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform, ...]:
-    """Returns what alters the copies of FedAug and rebalancing."""
+    """Returns the transforms of copies of FedAug and rebalancing."""
     asked = [name for name in ("fedaug", "rebalance") if getattr(preparation, name) is not None]
     if not asked:
         return ()
@@ -88,7 +88,7 @@ def augmentations(preparation: Preparation, dataset: Dataset) -> tuple[Transform
 
 
 def is_table(dataset: Dataset) -> bool:
-    """Returns whether the samples are rows of numbers that are not scaled yet."""
+    """Returns whether the samples are rows of unscaled numbers."""
     return dataset.train_x.ndim == 2 and dataset.mean is not None
 
 
@@ -100,7 +100,7 @@ def inputs(
     whole: Sequence[Partition],
     fit: Sequence[Partition],
 ) -> tuple[NDArray[Any], NDArray[Any], list[list[Partition]]]:
-    """Returns the samples, or of a table R standardised copies, one behind the other.
+    """Returns the samples; for a table, R standardised copies of them, concatenated.
 
     A copy for each run costs R · n · F · 4 bytes: for Covertype (495,141 x 54) 107 MB a run. The
     partitions of each role (the first one trains) have the rows of their run's copy.

@@ -48,12 +48,12 @@ class Problem(NamedTuple):
         trained: their samples, one partition for each run or one for all.
         test: samples of the reported scores.
         runs: seed of each run, and its fold if there are folds.
-        scored: the samples of the score, in words.
+        scored: description of the scored samples.
         names: the names of the clients that are scored, for each run; empty if they have none.
-        validation: samples of the scores that choose the round; None without them.
-        scaled: whether x is standardised already, so that the model must not scale it.
+        validation: samples whose scores select the round; None without them.
+        scaled: whether x is standardised already, and the model must not scale it.
         own: whether client k of the test set is client k of the data, scored on its own samples.
-        held_out: the share of each client's samples that is the test set; None if none is.
+        held_out: the share of each client's samples in the test set; None without one.
     """
 
     data: ClientData
@@ -82,12 +82,12 @@ class Problem(NamedTuple):
 def population(
     dataset: Dataset, split: Split, *, natural: bool = False, test_fraction: float | None = None
 ) -> Dataset:
-    """Returns the data that is dealt to clients: all of it, unless its own test set is scored.
+    """Returns the data to partition: all of it, unless its own test set is scored.
 
     Natural clients that have test samples are scored on these, unless a share of all their samples
-    is asked for; if the test samples have no owners, they are left out. Images keep the scale of
-    their official training images: it is a constant of the data set like the range of a pixel, not
-    a statistic of some clients.
+    is requested; test samples without owners are then omitted. Images keep the scale of their
+    official training images: it is a constant of the data set like the range of a pixel, not a
+    statistic of some clients.
     """
     if split == "official":
         return dataset
@@ -139,7 +139,7 @@ def official(
 ) -> Problem:
     """Trains every client and scores the data set's own test set.
 
-    Natural clients are each scored on their own samples of it, others on all of it together. The
+    Natural clients are each scored on their own test samples, others on the whole test set. The
     share ``validation`` of each client's training samples is scored in the same way.
     """
     x, y, train, held = dataset.train_x, dataset.train_y, partitions, list[Partition]()
@@ -272,7 +272,7 @@ def by_holdout(
     prepare: Prepare | None = None,
     validation: float | None = None,
 ) -> Problem:
-    """Trains every client and keeps a share of its samples as its own test set.
+    """Trains all clients and keeps a share of each client's samples as its own test set.
 
     The share ``validation`` of its other samples validates.
     """

@@ -1,6 +1,6 @@
-"""``--distributed``: several processes, on one host or many, that run one command together.
+"""``--distributed``: one command in several processes, on one host or many.
 
-Each loads the same data and runs the same programs: only what devices compute crosses the network.
+Each loads the same data and runs the same programs; only results of devices use the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SILENCE = 30
 
 
 class Meeting(NamedTuple):
-    """Where the processes of a run meet; with None for all three JAX asks the cluster."""
+    """The address and number of the processes of a run; None: JAX reads them from the cluster."""
 
     address: str | None = None  # host:port of process 0
     processes: int | None = None
@@ -56,10 +56,10 @@ def meeting(text: str) -> Meeting:
 
 
 def join(where: Meeting) -> None:
-    """Meets the other processes: from here on ``jax.devices()`` are those of all.
+    """Connects the processes: afterwards ``jax.devices()`` are the devices of all of them.
 
-    What the others print, but for errors, goes nowhere. JAX aborts a process that does not meet
-    the others within a minute.
+    Only process 0 prints to stdout; the others only print errors. JAX aborts a process that cannot
+    connect within a minute.
     """
     # Else SIGTERM would no longer end a process.
     jax.config.update("jax_enable_preemption_service", False)
@@ -85,7 +85,7 @@ def join(where: Meeting) -> None:
 
 
 def writes() -> bool:
-    """Returns whether this is the one process that prints, draws and writes."""
+    """Returns whether this process prints, draws and writes."""
     return jax.process_index() == 0
 
 
@@ -94,10 +94,10 @@ def in_step() -> Iterator[list[Any]]:
     """Keeps processes in step: if one fails inside, all fail.
 
     Yields:
-        A list for what must be the same in all: text, and pytrees of arrays.
+        A list for texts and pytrees of arrays that must be equal in all processes.
 
     Raises:
-        ValueError: if it is not, or another process failed inside.
+        ValueError: if they are not, or another process failed inside.
     """
     same: list[Any] = []
     if not jax.distributed.is_initialized():
@@ -111,7 +111,7 @@ def in_step() -> Iterator[list[Any]]:
     digests = _gather(_digest(same))
     failed = [i for i, digest in enumerate(digests) if not digest.any()]
     if failed:
-        raise ValueError(f"--distributed: process {failed[0]} failed; it says why")
+        raise ValueError(f"--distributed: process {failed[0]} failed; see its error")
     others = [i for i, digest in enumerate(digests) if not np.array_equal(digest, digests[0])]
     if others:
         raise ValueError(
@@ -121,13 +121,13 @@ def in_step() -> Iterator[list[Any]]:
 
 
 def wait() -> None:
-    """Waits until all processes are here: JAX's own shutdown is not as patient."""
+    """Waits for all processes, longer than JAX's own shutdown."""
     if jax.distributed.is_initialized():
         _gather(np.zeros(1, np.uint8))
 
 
 def largest_of_all(number: int) -> int:
-    """Returns the largest number of all processes: what is asked of one is asked of all."""
+    """Returns the largest number of all processes, so a request to one applies to all."""
     if not jax.distributed.is_initialized():
         return number
     return int(_gather(np.array([number], np.uint8)).max())

@@ -72,7 +72,7 @@ TEXTS = "cosine(end), linear(end), exponential(factor), step(factor, round, ...)
 
 
 def schedule(text: str) -> str:
-    """Returns the text of a schedule in the same words for the same one, see :data:`TEXTS`.
+    """Returns the canonical text of a schedule, see :data:`TEXTS`.
 
     >>> schedule("warmup( 5 )*Cosine()"), schedule("step(0.1, 50,80)"), schedule("constant")
     ('warmup(5) * cosine', 'step(0.1, 50, 80)', 'constant')
@@ -93,7 +93,7 @@ def changes_with(text: str) -> str | None:
 
 
 def factor_by_round(text: str, rounds: int) -> optax.Schedule | None:
-    """Returns the ``rate_by_round`` of :func:`fedjax_sim.local_sgd` that a text means.
+    """Returns the ``rate_by_round`` of :func:`fedjax_sim.local_sgd` for a text.
 
     It is ``round -> factor``, rounds from 0; None for a constant one.
 

@@ -21,7 +21,7 @@ UNITS = {"MB": MB, "kB": 1e3, "B": 1.0}
 
 
 def bytes_sent(evaluation: Evaluation) -> float:
-    """Returns the bytes sent so far up and down, the mean over runs."""
+    """Returns the mean bytes sent so far up and down over runs."""
     return float(evaluation.bytes_up.mean() + evaluation.bytes_down.mean())
 
 
@@ -130,7 +130,7 @@ def peak_memory_mb() -> float | None:
 
 
 def digits(value: float, beside: float | None = None) -> str:
-    """Writes a number with at least four digits, or with as many places as the one beside it.
+    """Formats a number with at least four digits, or with the decimals of ``beside``.
 
     >>> digits(2903.416), digits(0.0123456), digits(-1.5), digits(0), digits(math.nan)
     ('2,903', '0.01235', '-1.500', '0.000', 'nan')
@@ -143,7 +143,7 @@ def digits(value: float, beside: float | None = None) -> str:
 
 
 def number(value: float, metric: Metric, beside: float | None = None) -> str:
-    """Writes a score, in percent if its metric says so; a spread with the places of its mean.
+    """Formats a score, in percent if its metric is; a spread has the decimals of its mean.
 
     >>> number(0.9123, Metric(percent=True)), number(2903.416, Metric())
     ('91.23', '2,903')
@@ -152,7 +152,7 @@ def number(value: float, metric: Metric, beside: float | None = None) -> str:
 
 
 def with_std(mean: float, std: float, metric: Metric) -> str:
-    """Writes a mean score ± its standard deviation.
+    """Formats a mean score ± its standard deviation.
 
     >>> with_std(0.6, 0.1, Metric(percent=True))
     '60.00 ± 10.00'
@@ -161,15 +161,15 @@ def with_std(mean: float, std: float, metric: Metric) -> str:
 
 
 def target_text(target: float, metric: Metric) -> str:
-    """Writes the score that is aimed at."""
+    """Formats the target score."""
     return f"{100 * target:g} %" if metric.percent else digits(target)
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) -> str:
     """Returns two aligned tables: score and traffic; speed and memory.
 
-    Of several runs a score is the mean ± the standard deviation of a population (divided by their
-    number). One algorithm at least must not have diverged.
+    The score of several runs is the mean ± the population standard deviation. At least one
+    algorithm must not have diverged.
     """
     finished = {name: s for name, s in summaries.items() if "diverged" not in s}
     first = next(iter(finished.values()))
@@ -229,7 +229,7 @@ def table(summaries: Mapping[str, Mapping[str, Any]], metric: Metric = SHARE) ->
 
 
 def to_target(summary: Mapping[str, Any], unit: str) -> dict[str, str]:
-    """Returns rounds, traffic and seconds of the runs that have reached the target, by title.
+    """Returns rounds, traffic and seconds until runs reached the target, by title.
 
     >>> found = {"target_rounds_per_run": [4, None], "target_bytes_per_run": [2e6, None]}
     >>> to_target(found, "MB")
@@ -256,7 +256,7 @@ def to_target(summary: Mapping[str, Any], unit: str) -> dict[str, str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Aligns a table of texts; the first row is its head, the first column is flush left."""
+    """Aligns a table of texts; the first row is the header, the first column is left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
     def line(cells: Iterable[str]) -> str:

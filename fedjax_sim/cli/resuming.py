@@ -1,4 +1,4 @@
-"""``--resume DIR``: the settings of a run that stopped, and which of them may change."""
+"""``--resume DIR``: the settings of a stopped run, some of which may change."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:
-    """Adds the flag of the modules that names in a file may import."""
+    """Adds ``--trust``, the modules from which names in a file may import."""
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module, or package, of yours whose functions a folder or a study file may name as "
-        "package.module:function: that runs their code; repeat it for several (default: none)",
+        help="a module or package from which names package.module:function in a folder or a study "
+        "file may be imported, which runs its code; repeat it for several (default: none)",
     )
 
 
 def arguments(folder: Path) -> list[str]:
-    """Reads the arguments that began the run in a folder, without those of the place."""
+    """Reads the arguments that started the run in a folder, without its paths."""
     settings = read_settings(folder)
     if settings.get("composed"):
         raise ValueError(
@@ -67,7 +67,7 @@ def arguments(folder: Path) -> list[str]:
 
 
 def to_go_on(program: str, folder: Path) -> str:
-    """Returns the command that goes on in a folder, with the modules that it needs."""
+    """Returns the command that resumes a folder, with the trusted modules."""
     trust = (word for module in imported for word in ("--trust", module))
     return shlex.join(["python", "-m", program, "--resume", str(folder), *trust])
 
@@ -90,8 +90,8 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
         ours, theirs = (_shown(of.get(name)) for of in (now, before))
         if name != "--rounds":
             raise ValueError(
-                f"{name} is {ours}, and {theirs} in the run in {folder}; it may go on with other "
-                "--rounds and settings of the machine alone"
+                f"{name} is {ours}, and {theirs} in the run in {folder}; only "
+                "--rounds and settings of the machine may change"
             )
         form = changes_with(config.training.lr_schedule)
         if form is not None:
@@ -106,7 +106,7 @@ def check_settings(folder: Path, begun: Config, config: Config) -> None:
 
 
 def _by_flag(config: Config) -> dict[str, Any]:
-    """Returns the settings that change results by their flags, with those of single methods."""
+    """Returns the settings that change results by their flags, including settings of one method."""
     record = config.record()
     own = record.pop("options")
     found = {flag(name): value for name, value in record.items() if name not in HARMLESS}

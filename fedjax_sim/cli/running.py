@@ -45,9 +45,9 @@ class Outcome(NamedTuple):
 
 
 def programs(config: Config, setup: Setup) -> list[list[str]]:
-    """Returns the algorithms by their programs, each group where its first stands.
+    """Returns the algorithms grouped by program, in the order of their first members.
 
-    A rule that ends a run early ends all runs of a program: with one, each has its own.
+    With a stopping rule, which would end all runs of a program, each has its own program.
     """
     alike: dict[Any, list[str]] = {}
     for label in config.algorithms:
@@ -76,7 +76,7 @@ def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidate
 
 
 def work_of(label: str, config: Config, setup: Setup) -> float:
-    """Returns how much an algorithm has to do beside others: rounds times models times epochs."""
+    """Returns the relative work of an algorithm: rounds times models times epochs."""
     return setup.rounds[label] * setup.algorithms[label].slots * config.training_of(label).epochs
 
 
@@ -133,9 +133,9 @@ def open_folder(
 
 
 def finished_status(config: Config, folder: Path) -> int | None:
-    """Prints that a run has come to its end, and returns the status of its command.
+    """Prints that a run has finished, and returns the status of its command.
 
-    It is None, and nothing is printed, if something is left to do.
+    It is None, and nothing is printed, if the run has not finished.
     """
     found, rounds = read_summary(folder), read_settings(folder)["rounds"]
     if rounds != config.experiment.rounds or not {*config.algorithms} <= found.keys():
@@ -168,7 +168,7 @@ def run(
     command: str,
     watch: Watch,
 ) -> Outcome:
-    """Runs every algorithm, and records it if there is a folder, which one process has."""
+    """Runs every algorithm, and records it if there is a folder, which only one process has."""
     STOPPING.patient = True
     if folder is not None:
         folder.draw("clients", lambda path: draw_clients(config, setup, path))
@@ -295,7 +295,7 @@ def run_group(
 
 
 def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:
-    """Returns where an algorithm is saved, if it is; all processes read there, one writes."""
+    """Returns the checkpoints of an algorithm, if any; all processes read them, one writes them."""
     machine = config.machine
     if not machine.checkpoints:
         return None
@@ -307,7 +307,7 @@ def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Check
 
 
 def checkpoints_found(config: Config) -> list[str]:
-    """Returns the names of the checkpoints that a run resumes from, equal in all processes."""
+    """Returns the names of the checkpoints from which a run resumes, equal in all processes."""
     if config.machine.resume is None:
         return []
     within = Path(config.machine.resume) / CHECKPOINTS

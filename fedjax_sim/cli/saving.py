@@ -31,20 +31,20 @@ def save_run(
 ) -> None:
     """Saves results as a run folder, as the command writes it.
 
-    ``python -m fedjax_sim.report`` reads the folder, also next to folders of the command: name the
-    data set and the partition as the command does, and their methods are compared. The folder has
-    the numbers and the server's weights. It cannot be resumed, as it has no command.
+    ``python -m fedjax_sim.report`` reads the folder, and compares it with folders of the command if
+    the data set and the partition have the same names. The folder has the numbers and the server's
+    weights. It cannot be resumed, because it has no command.
 
     Args:
         folder: a new or empty folder.
         results: results by the names of their methods, all of the same seeds, clients and task.
         dataset: name of the data set; None: a fingerprint of its targets.
         partition: name of the partition; None: "own partition".
-        score: the score of tables and of the choice among settings; None: the task's.
+        score: the score of tables and of the selection of settings; None: the task's.
 
     Raises:
-        ValueError: if the folder is not empty, the results cannot share a folder, or their task
-            has no such score.
+        ValueError: if the folder is not empty, the results cannot share a folder, or the score is
+          unknown.
         OSError: if a file cannot be written.
 
     Example:
@@ -191,7 +191,7 @@ def settings_of(
 
 
 def summary_of(result: Result, score: str) -> dict[str, Any]:
-    """Returns the entry of a result in ``summary.json``, as far as it does not need a command."""
+    """Returns the entry of a result in ``summary.json``, without fields that need a command."""
     origin, task = result.provenance, result.task
     models = 2.0 * origin.clients_per_round * _fedavg_rounds(origin)  # down and up
     return entry_of(
@@ -205,7 +205,7 @@ def summary_of(result: Result, score: str) -> dict[str, Any]:
 
 
 def _fedavg_rounds(origin: Provenance) -> int:
-    """Returns the rounds of FedAvg that a result is compared with."""
+    """Returns the rounds of FedAvg with which a result is compared."""
     return max(1, round(origin.rounds / origin.round_factor))
 
 

@@ -38,7 +38,7 @@ class Scores(Group):
     test_clients: tuple[str, ...] | None = setting(
         None,
         "names of natural clients, joined by commas, that --split clients scores and never trains "
-        "on, in place of folds: leave one domain out",
+        "on, instead of folds: leave one domain out",
         shown="folds",
         metavar="NAME,NAME",
         convert=lambda text: tuple(text.split(",")),
@@ -61,27 +61,27 @@ class Scores(Group):
     )
     validation: float | None = setting(
         None,
-        "share of each client's training samples that validate: nobody trains on them, and "
-        "settings and rounds are selected by their scores, never on the test set; the folds of "
-        "--split clients have validation clients instead",
+        "share of each client's training samples that is held out for validation; settings and "
+        "rounds are selected by its scores, never on the test set; the folds of --split clients "
+        "have validation clients instead",
         shown="none",
         above=0,
         below=1,
     )
     standardise: Standardise | None = setting(
         None,
-        "the numeric columns of tables: by the statistics of all training clients, or of each "
-        "client by its own",
+        "standardise the numeric columns of tables: global, by the statistics of all training "
+        "clients; or local, each client by its own",
         shown="global",
         metavar="NAME",
     )
     score: str | None = by_dataset(
         "score",
-        "in table and picture, and for the best round: of classes accuracy, f1 (weighted by class) "
-        "or auc; of regression mse, mae or r2; of several labels f1_micro, f1_macro, "
-        "label_accuracy or subset_accuracy; of tokens perplexity or accuracy; by client it is the "
+        "score in tables and pictures, and for the best round. Classification: accuracy, f1 "
+        "(weighted by class) or auc; regression: mse, mae or r2; multi-label: f1_micro, f1_macro, "
+        "label_accuracy or subset_accuracy; tokens: perplexity or accuracy. By client it is the "
         "unweighted mean over test clients",
-        shown="the first of them, of covertype f1, of eicu auc",
+        shown="the first one; f1 for covertype, auc for eicu",
         metavar="NAME",
     )
     delta: float | None = setting(
@@ -96,7 +96,7 @@ class Scores(Group):
     def __post_init__(self) -> None:
         """Rejects flags of another split."""
         if self.folds is not None and self.test_clients is not None:
-            raise ValueError("--test-clients stands in place of --folds: leave one of them out")
+            raise ValueError("--test-clients replaces --folds: leave one of them out")
         if self.split == "clients" and self.test_clients is None:
             self._default("folds", 5)
         owners = dict.fromkeys(("folds", "test_clients", "adapt"), "clients")
@@ -110,8 +110,8 @@ class Scores(Group):
             )
         if self.split == "official" and self.standardise is not None:
             raise ValueError(
-                f"--standardise {self.standardise} is for --split clients or holdout: beside its "
-                "own test set a data set has its own scale"
+                f"--standardise {self.standardise} is for --split clients or holdout: with "
+                "its own test set a data set keeps its scale"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Settings declared once: flag, default, check and record of each follow from its field."""
+"""Settings, declared once: a field determines flag, default, check and record."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Setting(NamedTuple):
 
     Attributes:
         help: the help text, or a function that returns it, if it lists entries of registries.
-        limits: of a number, see :func:`fedjax_sim.cli.flags.number`.
-        shown: the default in words; None for the default itself, "" for nothing.
-        metavar: what stands for the value.
-        convert: reads the value; None: determined by the type.
-        instead: a flag that may be given in place of this one, its help, and what reads its value.
-        place: whether it is a place on this machine, which does not change results.
+        limits: limits of a number, see :func:`fedjax_sim.cli.flags.number`.
+        shown: the default in words; None: the default itself, "": nothing.
+        metavar: the placeholder of the value.
+        convert: reads the value; None: as the type determines.
+        instead: an alternative flag, its help, and the function that reads its value.
+        place: whether it is a path on this machine, which does not change results.
     """
 
     help: str | Callable[[], str]
@@ -34,19 +34,19 @@ class Setting(NamedTuple):
 
 
 def setting(default: Any, help: str | Callable[[], str], **more: Any) -> Any:
-    """Returns a field of a :class:`Group`; ``more`` are fields of :class:`Setting`, and limits."""
+    """Returns a field of a :class:`Group`; ``more`` are fields of :class:`Setting` and limits."""
     known = {name: more.pop(name) for name in Setting._fields if name in more}
     return dataclasses.field(default=default, metadata={"setting": Setting(help, more, **known)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Settings of one subject; a subclass has one ``setting(...)`` a field.
+    """Settings of one subject; each field of a subclass is a ``setting(...)``.
 
-    Rules between its settings stand in ``__post_init__``, which names flags in what it raises.
+    ``__post_init__`` checks rules between settings; its errors name flags.
 
     Attributes:
-        title: of its flags in the help.
+        title: the title of its flags in the help.
     """
 
     title: ClassVar[str] = ""
@@ -59,7 +59,7 @@ class Group:
         helping: bool,
         without: Collection[str] = (),
     ) -> None:
-        """Adds a flag for every setting; one that is left out is not in the namespace.
+        """Adds a flag for every setting; absent flags are not in the namespace.
 
         Help is only made if it will be printed; settings in ``without`` have no flag here.
         """
@@ -90,13 +90,13 @@ class Group:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Self:
-        """Returns the settings of a namespace; those that were not given have their defaults."""
+        """Returns the settings of a namespace, with defaults for absent ones."""
         known = {**(defaults or {}), **given}
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: known[name] for name in names if name in known})
 
     def record(self) -> dict[str, Any]:
-        """Returns the settings by name, for a file, without places on this machine."""
+        """Returns the settings by name, for a file, without paths on this machine."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -104,13 +104,13 @@ class Group:
         }
 
     def _default(self, name: str, value: Any) -> None:
-        """Sets a default that depends on other settings; for ``__post_init__`` alone."""
+        """Sets a default that depends on other settings; only for ``__post_init__``."""
         if getattr(self, name) is None:
             object.__setattr__(self, name, value)
 
 
 def _kind(field: dataclasses.Field[Any], info: Setting, hint: Any) -> dict[str, Any]:
-    """Returns what argparse must know of a setting."""
+    """Returns argparse's keywords for a setting."""
     if hint is bool:
         return {"action": "store_false" if field.default else "store_true"}
     read: dict[str, Any] = {"type": info.convert} if info.convert else kind(hint, **info.limits)

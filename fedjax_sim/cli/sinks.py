@@ -1,6 +1,6 @@
-"""``--sink``: the scores of a run in a tracker, as they are known; the folder has them too.
+"""``--sink``: sends the scores of a run to a tracker as soon as they are known.
 
-A sink is a function that opens a :class:`Sink` for each algorithm and seed. Ours were tried with
+A sink is a function that opens a :class:`Sink` for each algorithm and seed. Ours were tested with
 tensorboardX 2.6 and wandb 0.31 (offline).
 """
 
@@ -26,11 +26,11 @@ _PLACE = ("algorithm", "seed", "fold", "round")
 
 
 class Sink(NamedTuple):
-    """Where the scores of one algorithm with one seed (and fold) go.
+    """The receiver of the scores of one algorithm with one seed (and fold).
 
     Attributes:
-        log: takes the scores by name after an evaluation, and its round; ascending.
-        close: called after the last.
+        log: receives the scores of an evaluation by name, and its round; rounds ascend.
+        close: is called at the end.
     """
 
     log: Callable[[Mapping[str, float], int], None]
@@ -84,7 +84,7 @@ SINKS: Registry[Opens] = Registry(
 
 
 def check_sink(text: str) -> str:
-    """Returns the name of a sink that can be opened here."""
+    """Returns the name of a sink, after checking that it can be opened."""
     try:
         name, _ = SINKS.resolve(text)
     except UnknownNameError as error:
@@ -126,14 +126,13 @@ class Sending:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Ends the sending, not the run, at the first error."""
+        """Stops sending at the first error; the run continues."""
         try:
             yield
         except Exception as error:  # a tracker's network is no reason to lose a run
             if not self._failed:
-                warning = (
-                    f"warning: --sink {self._name}: {error_text(error)}; the run goes on without it"
-                )
+                why = f"{error_text(error)}; the run continues without it"
+                warning = f"warning: --sink {self._name}: {why}"
                 complain("fedjax_sim.bench", warning, 0)
             self._failed = True
 

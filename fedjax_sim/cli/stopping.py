@@ -1,7 +1,7 @@
-"""SIGINT (Ctrl-C) and SIGTERM, which a thread of a command receives whatever else runs.
+"""SIGINT (Ctrl-C) and SIGTERM, which a separate thread of a command receives at any time.
 
-Python calls handlers of signals only between two steps of its main thread, thus not while XLA
-compiles or runs; and what a handler raises within the callback of a weak reference is lost.
+Python only calls signal handlers between two steps of its main thread, so not while XLA compiles or
+runs; and exceptions of a handler within the callback of a weak reference are lost.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stopping:
-    """What happens when a signal comes to a command: nothing before :func:`listen` is called.
+    """The reaction of a command to signals; nothing happens before :func:`listen` is called.
 
     The first signal ends the process at once, unless the command is patient; the second one does so
     in any case.
 
     Attributes:
         leave: ends the process with a status.
-        last_words: functions of the status that a thread calls before, the last one first.
+        last_words: functions of the status that are called before, the last one first.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Stopping:
 
     @property
     def patient(self) -> bool:
-        """Whether a first signal is kept for :meth:`check`: while a run trains, saves or draws."""
+        """Whether a first signal waits for :meth:`check`, while a run trains, saves or draws."""
         return self._patient
 
     @patient.setter
@@ -53,13 +53,13 @@ class Stopping:
             self._patient = now
 
     def check(self, agree: Callable[[int], int] = int) -> None:
-        """Raises Stopped if a signal came to this process, or to one of those that ``agree``."""
+        """Raises Stopped if this process, or one of the processes that ``agree``, got a signal."""
         asked = agree(self._asked or 0)
         if asked:
             raise Stopped(asked)
 
     def hear(self, number: int) -> None:
-        """Takes a signal; called in the thread that listens."""
+        """Handles a signal; called in the thread that listens."""
         with self._lock:
             first, self._asked = self._asked is None, number
             if first and self._patient:
@@ -78,9 +78,9 @@ STOPPING = Stopping()
 
 
 def listen() -> None:
-    """Starts the thread that receives signals; for processes that are a command.
+    """Starts the thread that receives signals; only for processes that run a command.
 
-    SIGINT stays ignored where it is: a shell's script lets what it starts in the background do so.
+    SIGINT stays ignored if it was, as in the background processes of a shell script.
     """
     if threading.current_thread() is not threading.main_thread() or _ears:
         return

@@ -27,7 +27,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Returns the entry of one algorithm in ``summary.json``, with ε and δ if it has them.
 
-    ``beside`` is how many others were runs of the same programs: seconds and speed are of all.
+    ``beside`` is the number of other algorithms in the same programs; seconds and speed include
+    them.
     """
     experiment = config.experiment
     summary = entry_of(
@@ -53,7 +54,7 @@ def summarise(
 def entry_of(
     result: Result, *, delta: float | None = None, clock: Clock | None = None, **about: Any
 ) -> dict[str, Any]:
-    """Returns the entry of ``summary.json`` as far as a result determines it.
+    """Returns the part of an entry of ``summary.json`` that a result determines.
 
     ``about`` are the arguments of :func:`fedjax_sim.cli.report.measurements`.
     """
@@ -72,7 +73,7 @@ def entry_of(
 def privacy_spent(
     privacy: Privacy, clients: int, rounds: int, delta: float | None = None
 ) -> dict[str, Any]:
-    """Returns ε and δ of one run of a private method, or why ε is unknown; {} of other methods."""
+    """Returns ε and δ of one run of a private method, or why ε is unknown; {} for other methods."""
     if privacy is None:
         return {}
     if isinstance(privacy, str):
@@ -85,7 +86,7 @@ def privacy_spent(
 
 
 def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str, Any]:
-    """Returns the least, the median and the largest ε of the clients that trained, in all runs."""
+    """Returns the minimum, median and maximum ε of the clients that trained, over all runs."""
     privacy = result.provenance.client_privacy
     if privacy is None:
         return {}
@@ -184,7 +185,7 @@ def remarks(summary: Mapping[str, Any], clients: int | None = None) -> Iterator[
 
 
 def _prepared(setup: Setup) -> str:
-    """Describes the clients' training samples where they are shared or copied."""
+    """Describes the clients' training samples if they are shared or copied."""
     data, trained = setup.problem.data, setup.problem.trained
     if not any(p.repeats for p in trained):
         return ""

@@ -25,21 +25,21 @@ CLOCKS = (
 
 
 def _converted(text: str) -> str:
-    """Returns the clock of a text as it prints."""
+    """Returns the canonical text of a clock."""
     try:
         found = _clock(text)
         return text if text.endswith(".csv") else shown(found)
     except (ValueError, TypeError) as error:
         message = str(error)
         name = text.partition("(")[0]
-        if isinstance(error, UnknownNameError) and message.startswith(repr(name)):
+        if isinstance(error, UnknownNameError) and message.startswith(f"unknown clock {name!r}"):
             message = str(offering(error, CLOCKS))
         named = message if message.startswith(text) else f"{text}: {message}"
         raise ValueError(named) from error
 
 
 def _clock(text: str) -> Clock:
-    """Returns the clock of a text: a clock, the seconds of a local step, or the file of a trace."""
+    """Returns the clock of a text: a clock, the seconds of a local step, or a trace file."""
     if text.endswith(".csv"):
         return traced(text)
     found = value("clock", calls.parse(text), {})
@@ -48,9 +48,9 @@ def _clock(text: str) -> Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Timing(Group):
-    """How long a round takes; the same devices for all algorithms."""
+    """The duration of rounds, with the same devices for all algorithms."""
 
-    title: ClassVar[str] = "simulated time, for all algorithms alike"
+    title: ClassVar[str] = "simulated time, for all algorithms"
 
     clock: str | None = setting(
         None,
@@ -85,8 +85,8 @@ def timed(algorithm: Algorithm, timing: Timing) -> Algorithm:
 def time_entries(result: Result, clock: Clock | None) -> dict[str, Any]:
     """Returns the entries of ``summary.json`` about time, the mean over R runs.
 
-    ``idle_share`` is the part of the seconds in which clients waited for the server, of those in
-    which they could have had a model; energy is in watt-hours.
+    ``idle_share`` is the fraction of the seconds in which clients could have had a model that they
+    waited for the server; energy is in watt-hours.
     """
     time = result.metrics.time
     if time is None:

@@ -106,7 +106,7 @@ class Training(Group):
             raise ValueError("--weight-decay must be above 0 for --optimizer adamw, or it is adam")
 
     def with_own(self, own: Mapping[str, Any]) -> Training:
-        """Returns them with a method's own settings, without momentum if its optimiser has none."""
+        """Returns the settings with a method's own, without momentum if its optimiser has none."""
         known = dict(own)
         if known.get("optimizer", self.optimizer) not in WITH_MOMENTUM:
             known.setdefault("momentum", None)
@@ -114,7 +114,7 @@ class Training(Group):
 
 
 def _model(text: str) -> str:
-    """Returns the text if it names a model; settings in parentheses are read with the data."""
+    """Returns the text of a model after checking its name; its settings need the data."""
     try:
         MODELS.resolve(calls.as_call(calls.parse(text), text).name)
     except UnknownNameError as error:
@@ -125,7 +125,7 @@ def _model(text: str) -> str:
 def make_local(
     training: Training, objective: Objective, transforms: tuple[Transform, ...]
 ) -> LocalUpdate:
-    """Returns the local update that all algorithms begin with."""
+    """Returns the local update of all algorithms."""
     if training.stragglers and training.epochs <= 1:
         raise ValueError(f"--stragglers is for --epochs above 1, got {training.epochs:g}")
     return local_sgd(
@@ -144,8 +144,8 @@ def make_local(
 def optimizer_of(training: Training) -> optax.GradientTransformation:
     """Returns the clients' optimiser.
 
-    Weight decay joins the gradient, λ w, as in ``torch.optim.SGD``; that of AdamW stays apart from
-    its moments, η λ w a step.
+    Weight decay adds λ w to the gradient, as in ``torch.optim.SGD``; AdamW subtracts η λ w in every
+    step, outside of its moments.
     """
     lr, decay = training.lr, training.weight_decay
     if training.optimizer == "adamw":
@@ -164,7 +164,7 @@ def scheduled(
 ) -> Algorithm:
     """Returns the algorithm of a local update whose rate follows ``--lr-schedule``.
 
-    The schedule is as long as the algorithm runs for so many ``rounds`` of FedAvg.
+    The schedule spans the algorithm's rounds for ``rounds`` rounds of FedAvg.
     """
     made = make(local)
     if training.lr_schedule == CONSTANT:
@@ -197,6 +197,6 @@ def check_steps(training: Training, local: LocalUpdate, data: ClientData) -> Non
 
 
 def client_sizes(data: ClientData) -> NDArray[np.int64]:
-    """Returns the samples of each client that a visit trains on: of one run, or ``[R, N]``."""
+    """Returns the number of samples of each client in a visit: of one run, or ``[R, N]``."""
     given = np.diff(np.asarray(data.start)) if data.budget is None else np.asarray(data.budget)
     return np.minimum(given, data.samples_per_round or data.capacity).astype(np.int64)

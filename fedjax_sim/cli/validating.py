@@ -1,4 +1,4 @@
-"""Samples that clients hold out from training, to test or to validate."""
+"""Samples that are held out from training, for testing or validation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def held_out(
 ) -> tuple[list[Partition], list[Partition]]:
     """Splits each client's samples, see :func:`fedjax_sim.data.client_holdout`.
 
-    The share is random but for sequences of tokens, whose neighbours overlap: of those it is the
-    last.
+    The share is random, except for sequences of tokens, whose neighbours overlap: there it is the
+    last samples.
     """
     tokens = np.issubdtype(dataset.train_x.dtype, np.integer) and dataset.mean is None
     split = [client_holdout(p, fraction, seed=None if tokens else seed) for seed, p in by_seed]
@@ -29,7 +29,7 @@ def held_out(
 def take_validation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into those that train and a share that validates, if any."""
+    """Splits each client's samples into training samples and a share for validation, if any."""
     if share is None:
         return [partition for _, partition in by_seed], []
     train, held = held_out(dataset, by_seed, share)
@@ -41,7 +41,7 @@ def take_validation(
 def take_adaptation(
     dataset: Dataset, by_seed: Sequence[tuple[int, Partition]], share: float | None
 ) -> tuple[list[Partition], list[Partition]]:
-    """Splits each client's samples into a share that it adapts on, if it does, and those scored."""
+    """Splits each client's samples into a share for adaptation, if any, and scored samples."""
     if share is None:
         return [], [partition for _, partition in by_seed]
     adapt, scored = held_out(dataset, by_seed, 1 - share)
@@ -51,7 +51,7 @@ def take_adaptation(
 
 
 def with_clients(partition: Partition, other: Partition, clients: NDArray[np.int64]) -> Partition:
-    """Returns the partition with the samples that some clients have in another one.
+    """Returns the partition with some clients' samples taken from another one.
 
     >>> one, other = partition_from_lists([[0], [1]]), partition_from_lists([[2], [3]])
     >>> with_clients(one, other, np.array([1])).index.tolist()
@@ -62,7 +62,7 @@ def with_clients(partition: Partition, other: Partition, clients: NDArray[np.int
 
 
 def as_one_client(held: Sequence[Partition]) -> list[Partition]:
-    """Returns the samples of all clients as those of one."""
+    """Returns the samples of all clients as one client."""
     ends = (np.array([0, len(one.index)], np.int32) for one in held)
     return [dataclasses.replace(one, start=start) for one, start in zip(held, ends, strict=True)]
 
@@ -92,7 +92,7 @@ def named_clients(names: Sequence[str], chosen: Sequence[str]) -> NDArray[np.int
 
 
 def describe_validation(share: float | None) -> str:
-    """Writes which share of their samples clients hold out to validate, if they do.
+    """Describes the share of clients' samples held out for validation, if any.
 
     >>> describe_validation(0.25)
     '; validated on 25 % of their training samples'
@@ -101,7 +101,7 @@ def describe_validation(share: float | None) -> str:
 
 
 def describe_adaptation(share: float | None) -> str:
-    """Writes on which share of their samples test clients adapt, if they do.
+    """Describes the share of test clients' samples for adaptation, if any.
 
     >>> describe_adaptation(0.25)
     '; test clients adapt personal models on 25 % of their samples'
@@ -111,7 +111,7 @@ def describe_adaptation(share: float | None) -> str:
 
 
 def scored_clients(tests: Sequence[Partition]) -> str:
-    """Returns how many clients have samples to be scored on, in words.
+    """Describes how many clients have samples to score.
 
     >>> scored_clients([partition_from_lists([[0], []]), partition_from_lists([[0], [1]])])
     '1 to 2 of 2 clients'

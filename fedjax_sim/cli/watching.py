@@ -1,4 +1,4 @@
-"""Observers of running programs, such as the progress bar, and the time to the end."""
+"""Observers of running programs, such as the progress bar, and the time left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Watch = Callable[[Sequence[str], int, int], AbstractContextManager[Report]]
 
 
 def called(names: Sequence[str]) -> str:
-    """Writes the algorithms of one program.
+    """Describes the algorithms of one program.
 
     >>> called(["fedavg"]), called(["fedprox(mu=0.1)", "fedprox(mu=1)"])
     ('fedavg', 'fedprox, 2 settings')
@@ -30,7 +30,7 @@ def called(names: Sequence[str]) -> str:
 
 @contextmanager
 def bar(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]:
-    """Shows a progress bar on stderr or in a notebook; prints lines where it has no place."""
+    """Shows a progress bar on stderr or in a notebook; prints lines if stderr is a file."""
     what = called(names)
     if not is_watched():
         yield _lines(what, rounds, done)
@@ -42,7 +42,7 @@ def bar(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]:
 def _lines(what: str, rounds: int, before: int) -> Report:
     """Prints a line at the start, after each tenth of the rounds, and at least once a minute.
 
-    The time left is that of the rounds after the ``before`` that a checkpoint has.
+    The time left is estimated from the rounds after the ``before`` of a checkpoint.
     """
     began = last = compiled = time.monotonic()
     tenth = 10 * before // rounds
@@ -74,14 +74,13 @@ def nobody(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]
 
 
 class Forecast:
-    """The time to the end of several algorithms.
+    """The time left for several algorithms.
 
-    Only rounds that run now count, not those of a checkpoint. They are weighted by the seconds that
-    a method has needed so far; a method that has not run yet is expected to need the mean of the
-    others.
+    Rounds of a checkpoint do not count. They are weighted by the seconds that a method has needed
+    so far; a method that has not run yet is expected to need the mean of the others.
 
     Args:
-        work: how much each algorithm has to do, in any unit, such as rounds times clients.
+        work: the work of each algorithm in any unit, such as rounds times clients.
         now: clock in seconds.
 
     >>> clock = [0.0]
@@ -103,7 +102,7 @@ class Forecast:
         self._began = now()
 
     def ended(self, names: Sequence[str]) -> None:
-        """Marks algorithms as done, before their last round too."""
+        """Marks algorithms as done, possibly before their last round."""
         self._share |= dict.fromkeys(names, 1.0)
 
     @contextmanager
@@ -128,7 +127,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float | None:
-        """The seconds to the end, compiling included; None while no round has run."""
+        """The seconds left, including compilation; None before the first round."""
         spent, work = map(sum, zip(*self._spent.values(), strict=True)) if self._spent else (0, 0)
         costs = {method: s / w for method, (s, w) in self._spent.items()}
         by_name = {

@@ -1,4 +1,4 @@
-"""Methods as texts with settings of their own: ``fedprox(mu=0.01|0.1, lr=0.05)``."""
+"""Methods as texts with their own settings: ``fedprox(mu=0.01|0.1, lr=0.05)``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAINED = (
 
 
 class Written(NamedTuple):
-    """A method as it was written, with the texts of parts in place of its own."""
+    """A method with its written settings, and the texts of parts that replace its own."""
 
     name: str
     options: dict[str, Any]
@@ -33,7 +33,7 @@ class Written(NamedTuple):
 
 
 def labels_in(text: str) -> tuple[str, ...]:
-    """Returns the methods of a text, in the same words for the same method.
+    """Returns the canonical texts of the methods in a text.
 
     The text is ``NAME`` or ``NAME(value, key=value, ...)``, with the method's own options, settings
     of local training and parts by role; ``value|value`` stands for one method each.
@@ -84,15 +84,15 @@ def parse_label(label: str) -> Written:
 
 
 def check_used(given: Mapping[str, Any], labels: Sequence[str]) -> None:
-    """Rejects a flag of local training that every method has its own value of."""
+    """Rejects a flag of local training for which every method has its own value."""
     for key in TRAINED:
         if key in given and all(key in parse_label(label).training for label in labels):
-            raise ValueError(f"{flag(key)} has no effect beside {' and '.join(labels)}")
+            raise ValueError(f"{flag(key)} has no effect next to {' and '.join(labels)}")
 
 
 @functools.cache
 def _trained() -> dict[str, Callable[[str], Any]]:
-    """Returns what reads each setting of local training."""
+    """Returns the functions that read each setting of local training."""
     hints = typing.get_type_hints(Training)
     return {
         field.name: reader(hints[field.name], **field.metadata["setting"].limits)

@@ -25,16 +25,16 @@ class after_a_step(ObjectiveWrapper):
 
     .. math:: \bigl(I - \alpha \nabla^2 F_{b''}(w)\bigr) \nabla F_b(w')
 
-    b' and b'' are drawn in every step from all samples of the client as they are stored, without
-    the local update's transforms. Each has B samples, or all of a smaller client, even if b has
-    fewer. The product with the Hessian is exact; the authors approximate it by a difference of two
-    gradients. BatchNorm's statistics are those of b. It costs one more gradient, with the Hessian
-    about three. A hypergradient treats the step as a constant. The reported loss is the loss at w'.
+    b' and b'' are drawn in every step from all samples of the client, without the local update's
+    transforms. Each has B samples, even if b has fewer, or all samples of a smaller client. The
+    product with the Hessian is exact; the authors approximate it by a difference of two gradients.
+    BatchNorm's statistics are those of b. It costs one more gradient, with the Hessian about three.
+    A hypergradient treats the step as a constant. The reported loss is the loss at w'.
 
     Args:
         objective: F_b.
         alpha: α, the rate of the step; with 0 it is the objective itself.
-        hessian: whether the gradient has the Hessian.
+        hessian: whether the gradient includes the Hessian.
 
     Source: Fallah et al. 2020 <https://arxiv.org/abs/2002.07948>, Algorithm 1 and section 5.
     """
@@ -68,9 +68,9 @@ class moreau_envelope(ObjectiveWrapper):
     .. math:: \min_\theta F_b(\theta) + \frac{\lambda}{2} \lVert \theta - w \rVert^2, \qquad
               \nabla = \lambda (w - \tilde\theta)
 
-    θ̃ is the result of K steps of rate δ on the minibatch, which start from w. The authors' code
-    starts them from the θ̃ of the previous minibatch, and adds a weight decay of 0.001. The steps
-    change all weights, also those that the local update does not train. BatchNorm's statistics are
+    θ̃ is the result of K steps of rate δ on the minibatch, starting from w. The authors' code
+    starts from the θ̃ of the previous minibatch and adds a weight decay of 0.001. The steps change
+    all weights, including those that the local update does not train. BatchNorm's statistics are
     those at θ̃. It costs K gradients and a loss. A hypergradient treats θ̃ as a constant. The
     reported loss is the minimum, with its second term.
 

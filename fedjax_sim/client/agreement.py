@@ -58,9 +58,9 @@ class consensus(Shared):
 
     .. math:: \bar f(x_i) = \frac{1}{|U|} \sum_{k \in U} f(w_k, x_i), \qquad x_i \in D_0
 
-    of the models that the clients have just trained, without dropout. All clients count equally;
-    the composition's aggregator computes the mean. The state is :class:`Consensus`: 4 n M bytes up,
-    4 n M + 4 down.
+    where w_k are the models that the clients have just trained, without dropout. All clients count
+    equally; the composition's aggregator computes the mean. The state is :class:`Consensus`: 4 n M
+    bytes up, 4 n M + 4 down.
     """
 
     model: Model
@@ -107,9 +107,9 @@ class fedmd(Wrapper):
               \lVert f(w, x_i) - \bar f(x_i) \rVert_1\Bigr)
 
     for some epochs over the public samples, the data's ``root``, whose labels are not read
-    (digest); then the client trains on its own samples (revisit). Adam starts afresh at every
-    visit. The steps of the digest are not local steps: they are not counted, and take no time on a
-    clock. Before the first mean there is no digest.
+    (digest); then the client trains on its own samples (revisit). Adam's state is reset at every
+    visit. The steps of the digest do not count as local steps, and take no time on a clock. Before
+    the first mean there is no digest.
 
     Args:
         local: trains on the client's own samples; its ``shared`` is overridden.

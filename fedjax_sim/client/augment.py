@@ -51,7 +51,7 @@ __all__ = [
 
 
 class altered(Part):
-    """Changes of all rows of a minibatch of ``uint8[B, H, W, C]``, whose dtype they keep.
+    """Changes all rows of a minibatch of ``uint8[B, H, W, C]`` images and keeps their dtype.
 
     If x is a pytree, its images are changed, all in the same way; other arrays stay as they are.
 
@@ -92,7 +92,7 @@ class altered(Part):
 
 
 class altered_copies(altered):
-    """Changes of the rows of a minibatch that are copies (see ``Batch.copy``), and of no others.
+    """Changes only the rows of a minibatch that are copies (see ``Batch.copy``).
 
     A minibatch without copies stays as it is.
 
@@ -125,10 +125,10 @@ class drifting(Part):
     the labels (concept drift), the inputs (covariate drift) or both, for some clients alone if it
     reads ``client.id``.
 
-    Only minibatches drift: neither the test set, nor what polls and reports read of the samples. To
-    score both distributions in each evaluation, pass the changed test samples as ``validation`` of
-    :func:`fedjax_sim.simulate`. Classes whose frequency drifts are a list of samples in the order
-    of time, see :func:`fedjax_sim.data.streamed`.
+    Only minibatches drift; the test set and the samples read by polls and reports do not. To score
+    both distributions in each evaluation, pass the changed test samples as ``validation`` of
+    :func:`fedjax_sim.simulate`. For class frequencies that drift, order each client's samples by
+    time, see :func:`fedjax_sim.data.streamed`.
 
     Args:
         change: ``(key, batch, client) -> batch``, which changes all rows of x, y or both; x may be
@@ -164,7 +164,7 @@ class drifting(Part):
 
 
 class fedaug_augmentations(Part):
-    """The augmentations of FedAug, for copies alone (see :class:`altered_copies`).
+    """The augmentations of FedAug, which change only copies (see :class:`altered_copies`).
 
     Grey images: horizontal flip, rotation by -20 to 20 degrees, perspective, noise. Colour images
     also: colour jitter and grey-scale. The thesis does not give their probabilities and strengths:
@@ -174,11 +174,11 @@ class fedaug_augmentations(Part):
     Args:
         shape: (H, W, C) of an image, C 1 or 3.
         white: the largest value of a pixel.
-        mirror: whether to flip, as in the thesis, though few digits and letters have a mirror image
-          of the same class.
+        mirror: whether to flip, as in the thesis, although few mirrored digits and letters keep
+          their class.
 
     Raises:
-        ValueError: if shape is not the shape of such an image.
+        ValueError: if shape is not of this form.
 
     Source: Cornelis 2022 <cornelis2022federated>, section 5.3.
     """
@@ -230,10 +230,10 @@ class sometimes(Part):
 
 
 class crop(Part):
-    """A cut-out of each image with a black edge, at a random place; its size stays.
+    """A random crop of each image after padding it with black; the size is unchanged.
 
     Args:
-        padding: width of the edge in pixels.
+        padding: width of the padding in pixels.
     """
 
     padding: Natural
@@ -266,7 +266,7 @@ class colour_jitter(Part):
     """Random changes of brightness, contrast, saturation and hue, by functions of dm-pix.
 
     Args:
-        brightness: the most that is added or subtracted.
+        brightness: the largest value that is added or subtracted.
         contrast: the largest difference of its factor from 1.
         saturation: the largest difference of its factor from 1.
         hue: the largest shift of the hue, as a fraction of the colour circle.

@@ -1,4 +1,4 @@
-"""Numbers of local steps that follow measurements: under a budget, and by loss (LoAdaBoost)."""
+"""Adaptive numbers of local steps: under a budget, and by loss (LoAdaBoost)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
     Attributes:
         steps: ``int32[]``, τ of the next round.
-        left: ``f32[]``, the rest of the budget.
+        left: ``f32[]``, the remaining budget.
     """
 
     steps: Array
@@ -117,12 +117,12 @@ class adaptive_steps(Wrapper):
 
     ρ, β and δ are the means over the cohort, weighted like the models; ρ and β leave out clients on
     their first visit. The composition's aggregator computes :math:`\nabla F` from their gradients.
-    A round costs c τ + b of the budget R, and τ starts at 1. τ is limited to what the budget still
-    allows; once that is no step, clients do not train. F_k is the loss of all samples of a client;
-    the authors' code takes a minibatch in SGD.
+    A round costs c τ + b of the budget R, and τ starts at 1. τ is limited by the remaining budget;
+    once it is too small for a step, clients do not train. F_k is the loss of all samples of a
+    client; the authors' code takes a minibatch in SGD.
 
-    Each client keeps a model, sends as much again as its weights and 8 bytes, and receives 8 bytes;
-    a visit costs two gradients of all samples.
+    Each client keeps a model, sends an additional gradient and 8 bytes, and receives 8 bytes; a
+    visit costs two gradients of all samples.
 
     Args:
         local: the local update; its epochs, ``shared`` and memory are overridden.

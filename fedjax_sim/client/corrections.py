@@ -175,7 +175,7 @@ class scaffold(Correction):
     the paper's :math:`c_k - c + (w_{recv} - w_k) / (T_k \eta)`; unlike that form it needs no η and
     stays a gradient under momentum, another correction or a projection. A client that took no step
     keeps its variate. BatchNorm statistics are not parameters and are never corrected. The sum over
-    U is m times the aggregate of the changes: a robust aggregator guards the variate too. c_k on
+    U is m times the aggregate of the changes: a robust aggregator protects the variate too. c_k on
     every client and c on the server are as large as the parameters; both travel with the model.
 
     Args:

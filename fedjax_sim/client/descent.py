@@ -85,7 +85,7 @@ def descended(
     factor: Array | None = None,
     private: Slope | None = None,
 ) -> Descent:
-    """Takes one step; with a ``private`` gradient the optimiser sees nothing else of the samples.
+    """Takes one step; with a ``private`` gradient the optimiser reads nothing else.
 
     ``corrected`` maps ``(gradient, weights)`` to the optimiser's gradient; ``factor`` multiplies
     the step.

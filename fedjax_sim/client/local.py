@@ -73,10 +73,10 @@ class local_sgd(SGD):
 
     .. math:: T_k = E \lceil n_k / B \rceil, \qquad w_k \leftarrow w_k - \eta\,\nabla F_b(w_k)
 
-    Samples are reshuffled in each epoch by a key of (seed, round, client, epoch) alone, so that a
-    result does not depend on the other clients of the cohort, nor on the device.
-    ``local.change(...)`` replaces settings; it appends ``corrections`` and ``transforms`` to the
-    present ones, and ``corrections=None`` drops them.
+    Samples are reshuffled in each epoch by a key of only (seed, round, client, epoch), so results
+    do not depend on the rest of the cohort or on the device. ``local.change(...)`` replaces
+    settings, but appends to ``corrections`` and ``transforms``; ``corrections=None`` removes the
+    present ones.
 
     Args:
         objective: see :class:`fedjax_sim.empirical_risk`.
@@ -103,7 +103,7 @@ class local_sgd(SGD):
             clients run all epochs.
         until: ends a visit before its last epoch, given the model so far, see :class:`loadaboost`.
             None: clients run all epochs.
-        memory: the client's state from visit to visit, for its objective.
+        memory: the client's state for its objective, kept between visits.
         companion: a personal model that the client also trains, on the same minibatches; its
             optimiser starts afresh at each visit. Corrections, ``trained`` and ``inexactness`` do
             not apply to it.
@@ -112,24 +112,24 @@ class local_sgd(SGD):
             ``optax.exponential_decay(1.0, 100, 0.5)``; None: 1.
         rate_by_client: a factor of every step for each client, such as ``[1.0, 0.5, 2.0]``; None:
             1. Parts that assume a learning rate (FedNova, FedCM) need equal ones.
-        batch_by_client: B_k, the minibatches of each client, at most ``batch_size``, with which
-            devices still compute: smaller ones save no time by step. None: B.
+        batch_by_client: B_k, the minibatch size of each client, at most ``batch_size``. Devices
+          still compute with ``batch_size``, so smaller ones save no time per step. None: B.
         stragglers: the probability that a client does fewer epochs in a round: 1 to ⌈E⌉ - 1, each
-            equally likely, as FedProx' experiments simulate slow devices. It still sends its model.
+            equally likely, as in FedProx' experiments with slow devices. It still sends its model.
         steps: a random number of steps, the same for all clients of a round, in place of E epochs,
             such as ``geometric(0.2)``; None: E epochs.
         shared: statistics that the clients share besides the model, for their objective.
         half_weights: whether a visit holds its float32 weights in bfloat16 between two steps,
-            rounded up or down at random (Gupta et al. 2015), to move fewer bytes. A step itself
-            computes in the dtype of the weights received, or in the model's, see
-            :func:`fedjax_sim.models.with_compute_dtype`; the optimiser's state stays as it is.
-            Clients return the received weights plus what their steps changed.
+            rounded up or down at random (Gupta et al. 2015), to move fewer bytes. Steps compute in
+            the dtype of the received weights, or in that of the model, see
+            :func:`fedjax_sim.models.with_compute_dtype`; the optimiser's state keeps its dtype.
+            Clients return the received weights plus the change by their steps.
         private: makes every step private for single samples, see :class:`dp_sgd`; None: plain
             steps.
 
     Raises:
-        ValueError: if a setting is out of range or of another kind; in the first round, if it has
-            not one number for each client.
+        ValueError: if a setting is out of range or of the wrong kind; in the first round, if it
+          does not have one number for each client.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, Algorithm 1 (ClientUpdate); Vo,
     Rakotobe 2020 <vo2020how>, Algorithm 2 (inexactness); Gupta et al. 2015
@@ -203,7 +203,7 @@ class local_sgd(SGD):
         """Returns the local update with other settings.
 
         Args:
-            corrections: are appended to the present ones; None drops those.
+            corrections: are appended to the present ones; None removes these.
             transforms: are appended to the present ones.
             settings: replace the present ones.
 

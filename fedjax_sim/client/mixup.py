@@ -118,8 +118,8 @@ class mixed_objective(ObjectiveWrapper):
     float32, in the units of x: raw pixels are scaled by 1 - λ before the model standardises them.
 
     Args:
-        objective: the loss ℓ of a model f; like the cross-entropy, linear in the label's
-          distribution.
+        objective: the loss ℓ of a model f, linear in the label's distribution like the
+          cross-entropy.
         mix_ratio: λ; with 0 it is the objective itself.
 
     Raises:

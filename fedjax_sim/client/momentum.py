@@ -74,7 +74,7 @@ class global_momentum(Correction):
 
 
 class MimeState(NamedTuple):
-    """The state that the clients of :class:`mime` train with.
+    """The state with which the clients of :class:`mime` train.
 
     Attributes:
         momentum: m.
@@ -93,8 +93,8 @@ class mime(Correction):
 
     m starts at 0; p_k are the shares of the weights by which the updates are averaged. c needs an
     exchange before training: the clients of the round send their whole gradients, each of which
-    costs a pass over the client's samples, and all receive the mean. A robust aggregator guards it
-    too. m and c travel with the model. A step costs two gradients.
+    costs a pass over the client's samples, and all receive the mean. A robust aggregator protects
+    it too. m and c travel with the model. A step costs two gradients.
 
     Args:
         beta: β, in [0, 1); 0 leaves variance-reduced SGD (SVRG, with the cohort as its sum).
@@ -129,7 +129,9 @@ class mime(Correction):
         self, gradient: PyTree, params: PyTree, context: Context, own: PyTree, common: PyTree
     ) -> PyTree:
         if not isinstance(common, MimeState):
-            raise ValueError("mime needs a cohort whose gradients are asked for: it is for rounds")
+            raise ValueError(
+                "mime needs the exchange of gradients before training, which only rounds have"
+            )
         return _mix(self.beta, common.momentum, tree.sum_of(gradient, common.gradient))
 
     def reduce(
@@ -155,7 +157,7 @@ class client_momentum(Correction):
     clients' SGD has momentum, the total weight of a client's gradients
     (:func:`fedjax_sim.preaggregation.normalise`) replaces T_k, so that Δ has the length of a
     gradient. The server computes Δ, which is as large as the parameters, from the updates, and
-    sends it with the model; clients send nothing besides. A ``rate_by_round`` shortens Δ with the
+    sends it with the model; clients send nothing more. A ``rate_by_round`` shortens Δ with the
     steps.
 
     Args:

@@ -1,4 +1,4 @@
-"""Objectives of local training, and objectives made of others."""
+"""Objectives of local training, and wrappers of objectives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["empirical_risk"]
 
 
 class Adjust(Protocol):
-    """Adjusts the logits in training, by what the client knows."""
+    """Adjusts the logits in training, given the client's context."""
 
     def __call__(self, logits: Array, context: Context, /) -> Array:
         """``f32[B, M]`` -> ``f32[B, M]``."""
@@ -64,7 +64,7 @@ class empirical_risk(Part):
         loss: the loss of each sample.
         l2: λ.
         adjust: adjusts the logits before the loss, see :mod:`fedjax_sim.terms`; None: unchanged.
-        term: is added to the loss, see there; None: no term.
+        term: a term that is added to the loss, see there; None: no term.
 
     Source: McMahan et al. 2017 <https://arxiv.org/abs/1602.05629>, eq. 1; Xue et al. 2021
     <https://github.com/yxsub/RADFed>, the authors' code, for the norm (l2).
@@ -111,12 +111,12 @@ class empirical_risk(Part):
 
 
 class ObjectiveWrapper(Part):
-    """An objective made of another one, to which ``replace`` passes the settings that it lacks."""
+    """A wrapper of an objective, to which ``replace`` passes the settings that it lacks."""
 
     objective: Objective
 
     def replace(self, **settings: Any) -> Self:
-        """Returns the objective with some of its settings, or of the wrapped one's, replaced."""
+        """Returns the objective with settings replaced, its own or the wrapped one's."""
         return _replaced(self, settings)
 
 
@@ -124,8 +124,7 @@ def remade(objective: Objective, **changes: Any) -> Objective:
     """Returns an objective with a ``term`` or an ``adjust``; wrappers pass it on.
 
     Raises:
-        ValueError: if the objective has one already, or has no such setting, as a plain function
-            has none.
+        ValueError: if the objective has one already, or no such setting, like a plain function.
     """
     for name, new in changes.items():
         inner: Any = objective
@@ -166,7 +165,8 @@ class ordered_dropout(ObjectiveWrapper):
 
     m_p are the entries of a client with the share p, s are the shares of all clients and p_max is
     the client's own, see :class:`fedjax_sim.exchange.widths`, ``depths`` and ``ranks``. The
-    reported loss is the loss of that network; on a clock, a step takes the time of the client's.
+    reported loss is the loss of that network; on a clock, a step takes the time of the client's own
+    network.
 
     Args:
         objective: F_b.

@@ -1,4 +1,4 @@
-"""Settings that each client may have of its own: epochs, learning rate and minibatches."""
+"""Settings that may differ between clients: epochs, learning rate and minibatch size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Own: TypeAlias = float | Sequence[float]
 def checked(
     epochs: Any, rates: Any, sizes: Any, batch_size: int
 ) -> tuple[Own, Sequence[float] | None, Sequence[int] | None]:
-    """Returns the epochs, a number or a tuple of one for each client, rates and minibatches.
+    """Returns epochs, rates and minibatches: each one number, or a tuple with one per client.
 
     Raises:
         ValueError: names the setting, the number and its client.
@@ -95,14 +95,14 @@ def of_client(values: Own | None, client: Any) -> Any:
 
 
 def common(values: Own | None) -> float:
-    """Returns the number of all clients, 1 for None; NaN if theirs differ."""
+    """Returns the number common to all clients, 1 for None; NaN if they differ."""
     if values is None:
         return 1.0
     return largest(values) if is_common(values) else math.nan
 
 
 def expected(values: Own, client: Any, *, least: bool = False) -> Any:
-    """Returns the numbers of ``client``, see :func:`of_client`; of None, the largest or least."""
+    """Returns the numbers of ``client``, see :func:`of_client`; for None, the largest or least."""
     if client is None and least:
         return min(values) if isinstance(values, Sequence) else values
     return largest(values) if client is None else of_client(values, client)

@@ -1,4 +1,4 @@
-"""Rejects settings of local training that read samples in another way than private steps."""
+"""Rejects settings of local training that read samples outside of private steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means by class that clients share in place of a model: outputs (FD) and features (FedProto)."""
+"""Class means that clients share instead of a model: outputs (FD) and features (FedProto)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class class_outputs(Shared):
 
     f are the logits, without dropout, of the model that client k has just trained, and σ is the
     softmax. (The paper averages over an epoch, during which the model still changes.) The
-    composition's aggregator averages each class: a robust one guards it. The state is
+    composition's aggregator averages each class, so a robust one protects it. The state is
     ``Outputs``: 4 M (M + 1) bytes down, 4 M² up.
 
     Args:
@@ -195,9 +195,9 @@ class prototypes(Shared):
 
     z_i are the features of sample i under the model that client k has just trained, without
     dropout, and n_{k,j} the number of the client's samples of class j. A class that no client of a
-    cohort has keeps its last mean. The composition's aggregator averages each class: a robust one
-    guards it. The authors' clients send the means of the features of their last epoch, during which
-    the model still changed. The state is ``Prototypes``, of 4 M (D + 1) bytes in either
+    cohort has keeps its last mean. The composition's aggregator averages each class, so a robust
+    one protects it. The authors' clients send the means of the features of their last epoch, during
+    which the model still changed. The state is ``Prototypes``, of 4 M (D + 1) bytes in either
     direction.
 
     Args:
@@ -206,7 +206,7 @@ class prototypes(Shared):
         equal_clients: whether all clients that have a class count equally, as in the authors' code.
 
     Raises:
-        ValueError: if the model has no features, or its head is not a matrix and at most a bias.
+        ValueError: if the model has no features, or its head is not a matrix with an optional bias.
 
     Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, eq. 3 and 6.
     """

@@ -70,8 +70,8 @@ class pseudo_labels(_PseudoLabels):
     <https://arxiv.org/abs/2001.07685>, eq. 3 and 4.
 
     Note:
-        q comes from the model in evaluation mode; the paper's is from its training pass, which is
-        another one if there is dropout or BatchNorm.
+        q comes from the model in evaluation mode; in the paper, from the training pass, which
+        differs if there is dropout or BatchNorm.
 
     Example:
         >>> import fedjax_sim as fs

@@ -1,4 +1,4 @@
-"""Scores of a client, and local updates that report a number besides the model."""
+"""Scores of a client, and local updates that report an additional number."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ class Reporting(Wrapper):
     """A local update that adds the number ``report`` to the client's report.
 
     Attributes:
-        name: of the number in ``info.extra``.
+        name: the name of the number in ``info.extra``.
     """
 
     name = ""
@@ -196,7 +196,7 @@ class with_importance(Reporting):
     Args:
         local: the local update.
         score: e.g. :class:`squared_gradient`, which costs one more pass over the client's samples.
-        received: takes the score at the received model, not at the trained one.
+        received: whether the score is that of the received model, not of the trained one.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, Algorithm 2, ClientUpdate line 3.
     """

@@ -1,4 +1,4 @@
-"""What clients send instead of their updates: attacks, clips, noise, codes, applied in order.
+"""Changes of what clients send: attacks, clipping, noise and compression, applied in order.
 
 An attack comes first: a clip then bounds the forged update, and a code encodes it. Noise comes
 before a code.
@@ -66,7 +66,7 @@ class Heading(NamedTuple):
     Attributes:
         last: the model that it received last; at the start, the initial model.
         signs: ``int8``, the signs of the last change between two received models that was not 0; 0
-            before there was one.
+          before the first change.
     """
 
     last: PyTree

@@ -1,4 +1,4 @@
-"""A visit of local SGD: all of it at once, or in stretches of steps, which are its epochs."""
+"""A visit of local SGD: as a whole, or in stretches of steps, which are its epochs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SGD(LocalUpdate):
         return None if batches is None else (total, batches)
 
     def _batches(self, samples: Any, client: Any = None) -> Any:
-        """Returns the number of minibatches in an epoch of ``client int32[*]``; None: the most."""
+        """Returns the minibatches in an epoch of ``client int32[*]``; None: the largest number."""
         size = own_settings.expected(self.batch_by_client or self.batch_size, client, least=True)
         return samples // size if self.last_batch == "drop" else -(-samples // size)
 

@@ -43,7 +43,7 @@ class Scout(NamedTuple):
         row: ``int32[]``, the row of the cohort whose model is evaluated next.
         next_owner: ``int32[]``, the client of that row.
         next_home: ``f32[]``, the accuracy of its model at that client.
-        level: ``int32[]``, of the steps: 2^level times the fewest.
+        level: ``int32[]``, the level of τ, which is 2^level times the fewest.
         way: ``int32[]``, 1 or -1, the direction of its last change.
         lost: ``f32[]``, the accuracy lost since then, summed over the rounds that measured it.
         measured: ``int32[]``, the number of these rounds.
@@ -89,13 +89,13 @@ class skewscout(Wrapper):
 
     After every round the trained model :math:`w_k` of one client of the cohort, drawn uniformly, is
     sent to the next cohort U, whose clients report its accuracy on their samples; AL is the mean
-    over some rounds of the same τ. Then τ is doubled or halved: in the same direction again if the
-    last change did not raise the cost, else in the other one (hill climbing). τ starts at the
-    smallest value and turns at the ends of its range. A model is sent once in τ steps: C(τ)/CM.
+    over some rounds of the same τ. Then τ is doubled or halved: in the same direction if the last
+    change did not raise the cost, else in the other one (hill climbing). τ starts at the smallest
+    value and turns at the ends of its range. A model is sent once in τ steps: C(τ)/CM.
 
     In the paper each of a few partitions sends its model to others, and the traffic is between
-    partitions. Here one model travels through the server, which has it. A client receives as much
-    again as its model and 4 bytes, and sends 16; a visit costs two forward passes.
+    partitions. Here one model travels through the server, which has it. A client receives a second
+    model and 4 bytes, and sends 16 bytes; a visit costs two forward passes.
 
     Args:
         local: the local update; its epochs and ``shared`` are overridden.

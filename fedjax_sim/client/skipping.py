@@ -53,7 +53,7 @@ class scaffnew(Correction):
     x is the average that follows a client's last step; the client receives it at its next visit,
     and updates h_k then. All h_k are 0 at the start, and their sum stays 0.
 
-    γ/p is the mean distance of a round's steps under a gradient of 1. If the clients' SGD has
+    γ/p is the mean distance covered in a round if all gradients are 1. If the clients' SGD has
     momentum β, which restarts in every round, :math:`\gamma / (p\,(1 - \beta (1 - p)))` replaces
     it. A ``rate_by_round`` shortens the changes of h_k with the steps.
 
@@ -110,17 +110,16 @@ _BITS = 23
 
 
 class geometric(DrawnSteps):
-    r"""The number of steps until a coin comes up that is tossed after every step.
+    r"""The number of steps until a coin, tossed after every step, comes up heads.
 
     .. math:: P(T = t) = p\,(1 - p)^{t - 1}, \qquad t = 1, 2, \dots
 
-    All clients of a round toss the same coin, from the round's key, so that nothing travels. T is
-    computed from one number in float32, and is therefore at most
-    :math:`1 + 23 \log 2 / \log\frac{1}{1 - p}`; larger values have a probability of one in 8
-    million.
+    All clients of a round toss the same coin, from the round's key, so nothing is sent. T is
+    computed from one number in float32, and is therefore at most :math:`1 + 23 \log 2 /
+    \log\frac{1}{1 - p}`; larger values have a probability of one in 8 million.
 
     Args:
-        p: the probability that the coin comes up; the mean of T is 1/p.
+        p: the probability of heads; the mean of T is 1/p.
 
     Source: Mishchenko et al. 2022 <https://arxiv.org/abs/2202.09357>, Algorithm 2.
 

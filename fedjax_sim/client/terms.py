@@ -140,7 +140,7 @@ class balanced(Part):
     .. math:: f_{k,y}(x) + \gamma \log n_{k,y}
 
     n_{k,y} is the number of the client's samples of class y; a class that it lacks counts as 1e-8.
-    In evaluation the second term is left out, so that all classes count as equally frequent.
+    In evaluation the second term is omitted: all classes count as equally frequent.
 
     Args:
         gamma: γ; 0 changes nothing.

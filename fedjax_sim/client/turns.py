@@ -1,4 +1,4 @@
-"""Local updates made of others: several in one visit, and FedADMM's, which send more."""
+"""Local updates that wrap others: several in one visit, and FedADMM's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedjax_sim.engine.streams import Client, stream
 
 
 def _joined(name: str, join: Callable[[Iterable[Any]], Any]) -> Any:
-    """Returns the property of :class:`in_turn` that joins those of its local updates."""
+    """Returns a property of :class:`in_turn` that joins the values of its local updates."""
     return property(lambda self: join(getattr(local, name) for local in self.locals_))
 
 
@@ -42,7 +42,7 @@ class in_turn(LocalUpdate):
 
     Each has its own client and shared states; each treats the model that it starts from as the
     received one. ``change`` changes all of them. It reports the mean loss over the samples of all
-    visits, the sums of their steps and samples, and of other numbers with one name the last.
+    visits, the sums of their steps and samples, and the last value of each other number.
 
     Args:
         locals_: at least one.
@@ -190,8 +190,8 @@ class fedadmm(Wrapper):
     augmented model :math:`w_k + y_k / \rho` is
     :math:`(w_k - w_k^{last}) + (w_k - w_t) = (2 w_k - w_k^{last}) - w_t`, an update of w_t.
 
-    The model's state (BatchNorm statistics) is sent as it was trained. Every client keeps the
-    weights of a model.
+    The model's state (BatchNorm statistics) is sent unreflected. Every client keeps the weights of
+    a model.
 
     Args:
         local: the local update.

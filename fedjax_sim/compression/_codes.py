@@ -15,11 +15,11 @@ class Compressor(Part):
     """A lossy code for a whole update, with all parameters in one vector."""
 
     def compress(self, key: Array, x: Array, /) -> Array:
-        """Returns what the receiver decodes of ``x f32[n]``, ``f32[n]``."""
+        """Returns ``x f32[n]`` as the receiver decodes it, ``f32[n]``."""
         raise NotImplementedError
 
     def bytes(self, n: int, /) -> int:
-        """Returns the size of a message of n entries; if the code is ``measured``, the most."""
+        """Returns the size of a message of n entries; if the code is ``measured``, the maximum."""
         raise NotImplementedError
 
     @property
@@ -28,7 +28,7 @@ class Compressor(Part):
         return False
 
     def measure(self, key: Array, x: Array, /) -> tuple[Array, Array | int]:
-        """Returns what ``compress`` does, and the bytes of the message, ``int32[]``."""
+        """Returns the result of ``compress``, and the bytes of the message, ``int32[]``."""
         return self.compress(key, x), self.bytes(x.size)
 
 
@@ -110,11 +110,11 @@ class hard_threshold(Compressor):
 
     .. math:: C(x)_i = x_i \text{ if } |x_i| \ge \lambda \text{ else } 0
 
-    How many entries k are sent depends on the update. A message is k in 32 bits, the Golomb code of
-    the gaps between the positions, whose parameter is the best one for k of n random positions, and
-    k values of 32 bits; it is all n values if that is less. With error feedback the threshold stays
-    the same while updates shrink, so that the total error is smaller than that of :func:`top_k` for
-    as many bytes.
+    The number k of entries that are sent depends on the update. A message is k in 32 bits, the
+    Golomb code of the gaps between the positions, whose parameter is the best one for k of n random
+    positions, and k values of 32 bits; it is all n values if that is less. With error feedback the
+    threshold stays the same while updates shrink, so the total error is smaller than with
+    :func:`top_k` for the same bytes.
 
     Args:
         threshold: λ, in units of the update; 0 sends all entries.

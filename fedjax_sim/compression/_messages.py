@@ -32,8 +32,8 @@ class compressed(Sending):
               r_k \leftarrow \Delta_k + r_k - \tilde\Delta_k
 
     The client keeps its residual :math:`r_k` (n floats) until it sends again. The receiver adds
-    :math:`\tilde\Delta_k` to the model that it knows the client received. A server does so, also
-    when it passes models on (RADFed); a model that goes from client to client without a server
+    :math:`\tilde\Delta_k` to the model that it knows the client received. This also applies to a
+    server that relays models (RADFed); a model that goes from client to client without a server
     (gossip) counts as a whole model. A client that keeps its model for several rounds (phase shift)
     sends one message, at the end. The other variables (BatchNorm statistics) and the message sent
     along with the model are not compressed.
@@ -73,7 +73,7 @@ class compressed(Sending):
 
 
 class compress_server(Server):
-    r"""A server that moves by a compressed step, so that clients can follow it by messages.
+    r"""A server that takes compressed steps, which it can send to clients instead of models.
 
     .. math:: \tilde\Delta = C(\Delta + r), \qquad r \leftarrow \Delta + r - \tilde\Delta, \qquad
               w_{t+1} = w_t + \tilde\Delta

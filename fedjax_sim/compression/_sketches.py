@@ -167,9 +167,9 @@ class low_rank(Sending):
     .. math:: C(H) = A B, \qquad B = A^\top H, \qquad A \in \mathbb{R}^{d_1 \times r}, \quad
               A^\top A = I
 
-    The columns of A span a new random subspace for every message. B is sent, r d_2 numbers, and a
-    seed of 64 bits from which the receiver draws A. A kernel is a matrix with its last axis as
-    columns; if d_1 is at most r it is sent whole, as vectors are. The paper's clients train B
+    The columns of A span a new random subspace for every message. A message is B, r d_2 numbers,
+    and a seed of 64 bits from which the receiver draws A. A kernel is a matrix with its last axis
+    as columns; if d_1 is at most r it is sent whole, as vectors are. The paper's clients train B
     itself: after one step of SGD this equals the projection of the whole update, after more steps
     it does not.
 

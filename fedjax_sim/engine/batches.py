@@ -54,8 +54,8 @@ def on_root(train: Callable[..., T]) -> Callable[..., T]:
     """Applies training to the server's own samples, :func:`root_view`.
 
     On CPU the runs that a vmap adds (seeds) train one after another: a vmapped convolution is
-    grouped there, and 3 runs of an epoch took 4 (ResNet-20) to 6 times (the CNN for MNIST) as long
-    as one.
+    grouped there, and 3 runs of an epoch took 4 times (ResNet-20) to 6 times (the CNN for MNIST) as
+    long as one.
     """
 
     def on_data(key: Array, variables: Variables, data: ClientData, *others: PyTree) -> T:
@@ -259,7 +259,8 @@ def common_count(client: ClientView, count: Callable[[Any], Any]) -> int | None:
     """Returns the static ``count(n_k)`` of all clients that have samples; None if they differ.
 
     Args:
-        client: the client; None too if it is ``differentiable`` or its ``size_range`` is unknown.
+        client: the client; if it is ``differentiable`` or its ``size_range`` is unknown, the result
+          is None too.
         count: function that is monotone in n_k.
 
     >>> client = ClientView(jnp.ones(9), jnp.zeros(9), jnp.arange(9), jnp.int32(0), jnp.int32(3), 5,

@@ -1,4 +1,4 @@
-"""Places of the clients' samples: the integers that tasks need to visit clients."""
+"""Positions of the clients' samples: the integers that tasks need to visit clients."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def client_sizes(data: ClientData, clients: Array, round: Array | None = None) -
 
 
 def _gone(data: ClientData, round: Array) -> Array:
-    """Returns the samples of each client that came in before a round, or a number above its n_k."""
+    """Returns how many samples of each client arrived before a round, or a number above its n_k."""
     each = min(data.samples_per_round or data.capacity, data.capacity)
     last = -(-data.capacity // each)  # int32 would overflow in some later round
     return jnp.minimum(round, last) * each
 
 
 def list_ends(data: ClientData) -> Array:
-    """Returns ``int32[N + 1]``, where each client begins in a list of all samples that count."""
+    """Returns ``int32[N + 1]``, the start of each client in a list of all samples that count."""
     if data.budget is None:
         return data.start
     ends = jnp.cumsum(data.budget, dtype=jnp.int32)
@@ -110,8 +110,8 @@ class Visits(NamedTuple):
         if (each := data.samples_per_round) is not None:
             if round is None or self.starts is not None:
                 raise ValueError(
-                    "samples_per_round needs methods that read the samples of clients in their own "
-                    "training alone: no poll, score or finish of all samples, and no peers"
+                    "samples_per_round needs methods that read a client's samples only while it "
+                    "trains: no poll, score or finish of all samples, and no peers"
                 )
             before = jnp.minimum(_gone(data, round), size)
             start, size = start + before, jnp.minimum(size - before, each)
@@ -172,7 +172,7 @@ def visits(data: ClientData, clients: Array, *, peers: bool = False) -> Visits:
 
 
 def list_starts(data: ClientData, clients: Array) -> Array:
-    """Returns where the lists of ``clients int32[T]`` begin in ``data.index``."""
+    """Returns the starts of the lists of ``clients int32[T]`` in ``data.index``."""
     if data.owner is None or data.at is None:
         return data.start[clients]
     return _first(data.owner, clients, *data.at)
@@ -197,7 +197,7 @@ def count_state_rows(data: ClientData) -> int:
 
 
 def state_rows(data: ClientData, clients: Array) -> Array:
-    """Finds the rows of the state of ``clients int32[T]``; a row that does not exist for others."""
+    """Finds the rows of the state of ``clients int32[T]``; for others, a row out of range."""
     if data.held is None:
         return clients
     table = data.held.client

@@ -54,7 +54,7 @@ def as_pool(
     *,
     lanes: bool,
 ) -> tuple[TaskFn | InSteps, PyTree]:
-    """Returns ``fn`` as a function of a pool's entry in place of ``common``, and a pool of one.
+    """Returns ``fn`` as a function of a pool's entry instead of ``common``, and a pool of one.
 
     Values that ``fn`` closes over, such as a learning rate, become part of the entry: an outer vmap
     may batch them.

@@ -1,4 +1,4 @@
-"""Numbers of 64 bits, for a thread and a while."""
+"""64-bit numbers in a thread, within a block."""
 
 try:
     from jax import enable_x64

@@ -59,7 +59,8 @@ class Execution(DeviceMesh):
         chunk: tasks that one device trains at once under vmap; None: all.
         lanes: as in :func:`make_execution`, like the other settings. None: as many as fit the
             clients' sizes, see :meth:`fitted`; until then no lanes.
-        by_default: whether nobody chose the devices; equal executions may differ in this.
+        by_default: whether the devices were not chosen by the user; equal executions may differ in
+          this.
     """
 
     devices: tuple[jax.Device, ...]
@@ -285,15 +286,14 @@ def make_execution(
             :meth:`step <fedjax_sim.Algorithm.step>` ignores this.
         client_state_mb: MB of per-client state that a device holds: control variates, personal
             models, compression residuals. If all clients need more, the state stays in host memory,
-            and devices hold that of the clients of a few rounds at a time. None: the devices hold
-            all of it. Only :func:`fedjax_sim.simulate` uses this.
+            and devices hold the state for the clients of a few rounds at a time. None: the devices
+            hold all of it. Only :func:`fedjax_sim.simulate` uses this.
         model_devices: M, the devices that train each model together, for models larger than a
             device: see :mod:`fedjax_sim.engine.mesh`.
 
     Raises:
-        ValueError: if there are too few devices, a number of them, chunk or lanes is not a whole
-            number, chunk or lanes is negative, samples_mb or client_state_mb is not above 0, or
-            model_devices does not divide the devices of each process.
+        ValueError: if there are too few devices, a setting is not a whole number or out of range,
+          or model_devices does not divide the devices of each process.
 
     >>> make_execution(devices=1, chunk=8).chunk
     8

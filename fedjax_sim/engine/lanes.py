@@ -143,14 +143,14 @@ def _without_common(fn: InSteps, constants: PyTree, common: PyTree, *task: PyTre
 
 
 def _origins(fn: Callable[..., PyTree], *args: PyTree) -> list[int]:
-    """Returns for each array of the result its number in the arguments; -1 if it is not in them."""
+    """Returns for each array of the result its index in the arguments; -1 if it is a new array."""
     return _passed_on(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def _passed_on(traced: Jaxpr) -> list[int]:
-    """Returns for each output of a program the input that it is; -1 if it is none.
+    """Returns for each output of a program the input to which it is identical; -1 if none.
 
-    A jitted function within may hand its inputs on too, which JAX 0.12 shows as new arrays.
+    An inner jitted function may also return its inputs, which JAX 0.12 shows as new arrays.
     """
     number = {id(v): i for i, v in enumerate(traced.invars)}
     for equation in traced.eqns:

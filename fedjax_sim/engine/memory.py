@@ -28,7 +28,7 @@ _ADVICE = "take fewer clients a round, fewer seeds at once, or train fewer model
 
 
 class TooLargeError(ValueError):
-    """More than a device's memory holds."""
+    """Arrays that exceed the memory of a device or of this machine."""
 
 
 def compile_program(lowered: Lowered, options: Mapping[str, Any] | None = None) -> Compiled:
@@ -54,7 +54,7 @@ def argument_bytes(program: Compiled) -> int:
 
 
 def peak_bytes(program: Compiled) -> int:
-    """Returns the most bytes that a program holds on one device, with arguments and results."""
+    """Returns the peak memory of a program on one device in bytes, with arguments and results."""
     memory: Any = program.memory_analysis()
     if memory is None:  # unknown to this backend
         return 0
@@ -65,7 +65,7 @@ def peak_bytes(program: Compiled) -> int:
 def largest_new_array(jaxpr: Jaxpr) -> int:
     """Returns the bytes of the largest array that a program makes, loops included.
 
-    Arrays that are passed on, or changed in a few places, do not count.
+    Arrays that are returned unchanged, or updated in a few places, do not count.
 
     >>> import jax.numpy as jnp
     >>> made = jax.make_jaxpr(lambda a, i: a.at[i].add(a[i] * jnp.ones((8, 1))))
@@ -164,7 +164,7 @@ def _is_program(part: Any) -> bool:
 
 
 def memory_of(devices: Sequence[jax.Device]) -> int | None:
-    """Returns the memory of one device in bytes; CPU devices share that of the machine equally.
+    """Returns the memory of one device in bytes; CPU devices share the machine's equally.
 
     Only devices of this process are read.
 

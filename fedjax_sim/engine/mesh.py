@@ -62,7 +62,7 @@ class DeviceMesh:
 
     @property
     def groups(self) -> int:
-        """Number of groups of devices; each group trains models of its own."""
+        """Number of groups of devices; each group trains separate models."""
         return len(self.devices) // self.model_devices
 
     @property
@@ -112,7 +112,7 @@ class DeviceMesh:
 
 
 def check_groups(devices: Sequence[jax.Device], parts: int) -> None:
-    """Rejects groups of ``parts`` devices of which one is too small or lies in two processes."""
+    """Rejects groups of ``parts`` devices if one is incomplete or spans two processes."""
     processes = [device.process_index for device in devices]
     for process in dict.fromkeys(processes):  # each saves its results without the others
         own = processes.count(process)

@@ -1,4 +1,4 @@
-"""Needs that parts may have of other parts, each checked by what those promise."""
+"""Needs that parts may have of other parts, checked by the properties of those."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ def awaited(parts: Any) -> int:
 
 
 def meeting(parts: Any) -> int:
-    """Returns the number of rows that the aggregator gets if no client is lost, after mixing."""
+    """Returns the number of rows for the aggregator if no client is lost, after mixing."""
     rows = awaited(parts)
     for part in parts.preaggregation:
         rows = rows if part.mixes is None else part.mixes(rows)

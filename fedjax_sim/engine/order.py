@@ -25,8 +25,9 @@ AXIS = "clients"
 def in_order(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
     """Makes results of code traced in it independent of how devices are split over processes.
 
-    Only on CPU: accelerators of several processes are connected like devices of one. Two addends
-    have only one order. Not if groups of devices train a model: XLA splits sums over them too.
+    This is only needed on CPU, because accelerators of several processes are connected like those
+    of one, and not for two addends. It is impossible if groups of devices train a model: XLA splits
+    sums over them too.
     """
     if mesh.size <= 2 or len(mesh.shape) > 1 or mesh.devices.flat[0].platform != "cpu":
         return contextlib.nullcontext()
@@ -75,7 +76,7 @@ def keep_whole(values: PyTree) -> PyTree:
 def _sum_parts(flat: Array) -> Array:
     """Sums ``f[D, n] -> f[n]``: each device adds a D-th of the numbers, which are then gathered.
 
-    Gathered before the sum, they would be D models on each device.
+    Gathering before the sum would need D models on each device.
     """
     devices, size = flat.shape
     # Explicit shardings: otherwise XLA computes the sums on all devices.

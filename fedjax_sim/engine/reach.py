@@ -1,4 +1,4 @@
-"""Displacement of a client's optimiser: how far its steps lead."""
+"""The displacement by the steps of a client's optimiser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what functions depend on: inputs, by the traced program; samples, by two values."""
+"""Finds the dependencies of functions: of programs on inputs, and of weights on samples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reads_clients(server: Server) -> bool | None:
 
     Returns:
         True if it reads updates, weights, reports or samples of single clients; None if it cannot
-        be traced: it looks for the names of leaves, say.
+        be traced, for example because it looks for names of leaves.
 
     >>> class by_loss(Server):
     ...     def update(self, key, step, server, state, gathered):
@@ -71,9 +71,9 @@ def reads_clients(server: Server) -> bool | None:
 
 
 def moves_by_mean(server: Server) -> bool:
-    """Returns whether a server's move is known to depend on nothing but the aggregate.
+    """Returns whether a server's move is known to depend only on the aggregate.
 
-    A server that cannot be traced counts, unless clients send it more than their updates.
+    This is assumed of a server that cannot be traced, unless clients send more than updates.
     """
     more = server.setup_traffic is not None or server.reads_updates
     return not more and not reads_clients(server)

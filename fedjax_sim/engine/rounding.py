@@ -1,4 +1,4 @@
-"""Weights in bfloat16, rounded at random so that small steps are not lost."""
+"""Weights in bfloat16, with stochastic rounding to preserve small steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of random numbers, by the level of the key that they are folded into.
+"""Streams of random numbers, by the level of the key into which they are folded.
 
 .. code-block:: text
 

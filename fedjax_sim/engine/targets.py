@@ -1,4 +1,4 @@
-"""Target devices that need not exist: XLA compiles for them on any machine."""
+"""Target devices that may be absent: XLA compiles for them on any machine."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def devices_of(target: str) -> tuple[jax.Device, ...]:
         The devices, for :func:`fedjax_sim.make_execution`.
 
     Raises:
-        ValueError: if there is no such target.
+        ValueError: if the target is unknown.
         ImportError: if the compiler is missing: libtpu, in the extra ``aot``, or JAX's plugin for
             CUDA, in ``cuda12`` or ``cuda13``. Without a GPU, that plugin does not start unless
             ``JAX_PLATFORMS`` is ``cpu``.
@@ -185,8 +185,8 @@ class ProgramReport(NamedTuple):
         name: "weights" (which draws them), "start", "advance" (rounds), "evaluate", "finish" or
             another program of :class:`fedjax_sim.run.programs.Programs`.
         seconds: seconds of tracing, lowering and compiling.
-        arguments: bytes that it is given: data, models, states.
-        temporaries: the most bytes that it needs in addition.
+        arguments: bytes of its arguments: data, models, states.
+        temporaries: the peak of additional bytes.
         flops: operations of one pass through each loop; None if unknown.
         accessed: bytes read and written in one pass through each loop; None if unknown.
         collectives: number of collectives of each kind.

@@ -44,7 +44,7 @@ def stack_copies(tree: PyTree, copies: int, name: str | None = None) -> PyTree:
         name: the user's argument that sets S, for the error; None if there is no such argument.
 
     Raises:
-        TooLargeError: if this machine has too little memory; names both sizes.
+        TooLargeError: if this machine does not have enough memory; names both sizes.
 
     >>> stack_copies({"w": jnp.arange(2.0)}, 3)["w"].shape
     (3, 2)
@@ -96,7 +96,7 @@ def masked(mask: PyTree, tree: PyTree) -> PyTree:
 
 
 def filled(some: PyTree, whole: PyTree) -> PyTree:
-    """Returns ``some`` with leaves of ``whole`` in place of None."""
+    """Returns ``some`` with None replaced by the leaves of ``whole``."""
     return jax.tree.map(
         lambda leaf, other: other if leaf is None else leaf,
         some,

@@ -82,7 +82,7 @@ def merge_vmap_axes(run: Callable[[PyTree, PyTree, PyTree], PyTree]) -> Callable
     into grouped ones. In ``run(constants, pool, work)``, pools are merged too, and the entries of
     the tasks shifted to match.
 
-    The first tasks of all indices come first, so any part of the merged axis has tasks of each.
+    The merged axis starts with the first tasks of all indices, so any part of it has tasks of each.
     """
 
     @custom_vmap

@@ -87,7 +87,7 @@ class all_but(Part):
     """All other leaves.
 
     Args:
-        leaves: the leaves that are left out.
+        leaves: the excluded leaves.
 
     Example:
         >>> all_but(named("w"))(Variables({"b": 1, "w": 2}, {})).params

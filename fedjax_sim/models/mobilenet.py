@@ -62,7 +62,7 @@ def mobilenet_v2(
         classes: M, the number of classes.
         weights: pretrained weights: an .npz file or its arrays, of any width, by their Keras names;
             None for the only .npz file in the folder ``mobilenet_v2`` of FEDJAX_SIM_DATA_DIR.
-        size: side of the square that images are resized to (bilinear), a multiple of 32.
+        size: side of the square to which images are resized (bilinear), a multiple of 32.
         fresh_tail: initialise the trained layers at random, as in RADFed's code, instead of with
             pretrained weights.
 

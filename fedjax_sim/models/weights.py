@@ -54,7 +54,7 @@ def load_weights(file: str | os.PathLike[str], model: Model) -> Variables:
 
     Args:
         file: the .npz file.
-        model: the model that the weights belong to.
+        model: the model of the weights.
 
     Returns:
         The variables, in the model's dtypes.
@@ -110,7 +110,7 @@ def variables_of(name: str, found: Shapes, model: Model) -> Variables:
 
 
 def starting_from(model: Model, variables: Variables) -> Model:
-    """Returns a model with fixed initial weights, whatever the key.
+    """Returns a model with fixed initial weights, for any key.
 
     Args:
         model: any model.

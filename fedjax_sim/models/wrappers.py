@@ -26,13 +26,13 @@ def with_scaling(model: Model, mean: ArrayLike, std: ArrayLike) -> Model:
     Args:
         model: a model that takes ``f32[B, *feature]``.
         mean: μ, ``f32[C]`` for the last axis, in units of x.
-        std: σ, ``f32[C]`` likewise.
+        std: σ, ``f32[C]``.
 
     Returns:
         A model that takes ``[B, *feature]`` of any dtype.
 
     Raises:
-        ValueError: if a σ is not positive, as 0 of a constant column would make NaN of it.
+        ValueError: if a σ is not positive; 0, of a constant column, would give NaN.
 
     Example:
         >>> import fedjax_sim as fs
@@ -186,7 +186,7 @@ def lora(model: Model, rank: int, leaves: Leaves = _KERNELS, alpha: float | None
       ``split(own=names("B"), frozen=names("trunk"))``. Evaluate the clients' personal models: the
       server model has the initial B, so it stays the trunk.
 
-    Where W is the kernel of flax's ``Dense`` or ``DenseGeneral``, the adapters run beside the
+    Where W is the kernel of flax's ``Dense`` or ``DenseGeneral``, the adapters run next to the
     layer, :math:`x W + \frac{\alpha}{r} (x A) B`: W has no gradient unless it trains, and clients
     that train at once share one product with W. Elsewhere A B is added to W in every step, so a
     step is not faster than a step that trains W: in convolutions, embeddings and LSTMs, under

@@ -35,7 +35,7 @@ from fedjax_sim.engine import tree
 
 
 class as_received(Part):
-    """The model that the client would start from; with several at the server, its choice."""
+    """The model from which the client would start; with several at the server, its choice."""
 
     def __call__(
         self, key: Array, received: Variables, client: ClientView, client_state: PyTree
@@ -44,10 +44,10 @@ class as_received(Part):
 
 
 class fine_tuned(Part):
-    """The model that the client would start from, trained on the client's own samples.
+    """The model from which the client would start, trained on the client's own samples.
 
     Args:
-        local: trains it, as at a client's first visit; no state is kept.
+        local: the local update that trains it, as at a client's first visit; no state is kept.
 
     Source: Wang et al. 2019 <https://arxiv.org/abs/1910.10252>.
     """
@@ -80,9 +80,9 @@ class ditto(Wrapper):
 
     At each visit v_k continues from its last value, towards the w_t that the client has just
     received, on the minibatches of w_k; w_k is trained, sent and reported as if there were no v_k.
-    The first v_k is the initial server model; v_k never leaves the client, which keeps a model for
-    it. Its optimiser, its memory and what the server would share for it, such as drawn numbers of
-    steps, start afresh at each visit, and the corrections of local's gradients do not act on it.
+    The first v_k is the initial server model; v_k never leaves the client, which keeps one more
+    model. The optimiser, the memory and the shared state of v_k, such as drawn numbers of steps,
+    are reset at each visit, and the corrections of local's gradients do not apply to it.
 
     Args:
         local: trains w_k.
@@ -134,7 +134,7 @@ class ditto(Wrapper):
 
 
 class stored(Part):
-    """The personal model of :class:`fedjax_sim.local.ditto`, as the client's last visit left it."""
+    """The personal model of :class:`fedjax_sim.local.ditto` after the client's last visit."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -210,9 +210,8 @@ class added(Companion):
 
     .. math:: h_k \leftarrow h_k - \eta \nabla F_b(w_k + h_k)
 
-    For a last dense layer this is the sum of the logits of two heads. h_k starts at 0, so that a
-    client that never trained uses the shared model; BatchNorm statistics belong to the shared
-    model.
+    For a last dense layer this is the sum of the logits of two heads. h_k starts at 0, so a client
+    that never trained uses the shared model; BatchNorm statistics belong to the shared model.
 
     Args:
         objective: F_b.
@@ -234,7 +233,7 @@ class added(Companion):
 
 
 class accompanied(Part):
-    """The model that a client with a companion uses, made with the model that it is sent.
+    """The model that a client with a companion uses, given the model that it would receive.
 
     Args:
         companion: the companion given to ``local.change(companion=...)``.
@@ -254,7 +253,7 @@ class accompanied(Part):
 
 
 def keeping(kind: type, what: str, instead: str) -> Need:
-    """Returns the need of a local update whose clients keep exactly one state of a kind."""
+    """Returns the need of a local update whose clients keep exactly one state of this class."""
 
     def met(parts: Any) -> bool:
         one = Variables({"w": jax.ShapeDtypeStruct((1,), jnp.float32)}, {})
@@ -268,7 +267,7 @@ def keeping(kind: type, what: str, instead: str) -> Need:
 
 
 def kept_of(kind: type, client_state: PyTree) -> list[Any]:
-    """Returns the states of a kind in a client's state; wrappers may have nested them."""
+    """Returns the states of a class in a client's state; wrappers may nest them."""
 
     def is_kept(part: PyTree) -> bool:
         return isinstance(part, kind)

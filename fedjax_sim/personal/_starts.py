@@ -60,9 +60,10 @@ class adaptive_start(Wrapper):
 
     At each visit the shares W_k first take an epoch of such steps, on a random contiguous part of
     the client's samples in their stored order; then the model trains from ŵ. The shares start at 1
-    and stay with the client, as do its last leaves θ_k, which start as the initial model's: it
-    keeps those leaves twice. All other leaves are the received ones. At a client's first visit the
-    authors repeat the epoch until the loss hardly changes. For ``local``, ŵ is the received model.
+    and stay with the client, as do its last leaves θ_k, which start as the initial model's: a
+    client keeps two copies of these leaves. All other leaves are as received. At a client's first
+    visit the authors repeat the epoch until the loss hardly changes. For ``local``, ŵ is the
+    received model.
 
     Args:
         local: trains the model; the shares use its batch size.

@@ -44,9 +44,9 @@ class power_of_choice(Selection):
               \text{ with the largest } F_k(w)
 
     With a ``score`` the candidates are sent the server model and return its loss on their own
-    samples, 4 bytes each; those that train are not sent it again. Without a score, the losses are
-    those that clients reported at their last visits, which only costs the reports; clients without
-    a report come first.
+    samples, 4 bytes each; clients that train are not sent it again. Without a score, the losses are
+    from the reports of the clients' last visits, which are all that it costs; clients without a
+    report come first.
 
     Args:
         candidates: d, the number of clients drawn in proportion to :math:`n_k`, at least the number
@@ -58,7 +58,7 @@ class power_of_choice(Selection):
         ValueError: in the first round, if there are more slots.
 
     Source: Cho et al. 2022 <https://arxiv.org/abs/2010.01243>, section 4: π_pow-d, and π_rpow-d
-    by what is known.
+    (without a score).
     """
 
     candidates: Count
@@ -134,7 +134,7 @@ class Visited(NamedTuple):
 
 
 class guided(ByClock):
-    r"""Oort: clients by the utility and duration of their last visits, and new clients.
+    r"""Oort: draws clients by the utility and duration of their last visits, and new clients.
 
     .. math:: v_k = \left(\frac{u_k - \min u}{\max u - \min u} +
               \sqrt{\frac{0.1 \ln R}{R_k}}\right)
@@ -161,7 +161,7 @@ class guided(ByClock):
 
     Source: Lai et al. 2021 <https://arxiv.org/abs/2010.06081>, Algorithm 1; Lai 2021
     <https://github.com/SymbioticLab/Oort>, the authors' code, for the scale of u and T as a
-    quantile. Their code can also leave out clients that were drawn often.
+    quantile. Their code can also exclude clients that were drawn often.
     """
 
     _: dataclasses.KW_ONLY

@@ -88,7 +88,7 @@ class _Rounds(Clock):
 
 
 class simulated(_Rounds):
-    r"""Simulated devices; a round lasts as long as its slowest visit, unless a rule ends it.
+    r"""Simulated devices; a round lasts as long as its slowest visit, or until a rule ends it.
 
     .. math:: s_k = \frac{\text{bytes down}}{\text{down}_k} + T_k c_k +
               \frac{\text{bytes up}}{\text{up}_k}, \qquad
@@ -97,12 +97,12 @@ class simulated(_Rounds):
     A client that is asleep is not sent a model, and its slot is idle. A lost client stops at a
     uniformly random point of its visit, and the server notices. A client that is still working when
     the round ends stops, and an upload that it has begun counts as sent. Nothing of a lost or late
-    client is used: it has no weight, keeps its previous state, and a model in flight stays as it
-    was before the visit; a model that is due at a client which keeps its slot is lost with it.
-    Transfers before the first round and after the last take no time. A client that withholds its
-    update uploads no model, and is not among the ``first``; if the size of messages depends on the
-    updates, limits that are known before a client trains (``late="partial"``, selections by time)
-    assume the largest message. With a flight that collects models as they return
+    client is used: it has no weight and keeps its previous state, and a model in flight stays as it
+    was before the visit; a due model is lost with a client that keeps its slot. Transfers before
+    the first round and after the last take no time. A client that withholds its update uploads no
+    model, and is not among the ``first``; if the size of messages depends on the updates, limits
+    that are known before a client trains (``late="partial"``, selections by time) assume the
+    largest message. With a flight that collects models as they return
     (:func:`fedjax_sim.flight.buffered`) the same applies to each visit separately, but no round
     ends a visit.
 
@@ -151,15 +151,15 @@ class traced(_Rounds):
 
     Args:
         file: the trace; it may have more clients than the data.
-        period: seconds after which the trace repeats; None: it does not, and clients without a
-            later row sleep to the end of the run.
+        period: seconds after which the trace repeats; None: never, and clients without a later row
+          sleep until the end of the run.
         failures: see :func:`simulated`, like all that follow.
         deadline: maximum duration of a round.
         late: what happens to a client that is working at the deadline.
         first: the number of uploads that the server waits for.
         idle: the duration of a round in which no client trains.
         watts: the power of a computing device.
-        seed: without effect, as the file has all that is drawn by it elsewhere.
+        seed: without effect, because the file has all properties of the devices.
 
     Raises:
         ValueError: if a number in the file is out of range, a client is missing, or rows are out of

@@ -61,14 +61,14 @@ class widths(Part):
     .. math:: m_k = \bigl[\, (i - s) \bmod n < \lceil r_k n \rceil \,\bigr], \qquad
               w_i \leftarrow w_i + \frac{\sum_k p_k m_{k,i} \Delta_{k,i}}{\sum_k p_k m_{k,i}}
 
-    for the n units of a layer. Inputs and outputs of the network stay whole. A client trains, sends
-    and receives the weights between the units that it has; the server averages each weight over the
-    clients that have it. s is 0: the first units, as in HeteroFL. With ``rolling``, s is the number
-    of the round, as in FedRolex: each unit trains as often as any other.
+    for the n units of a layer. All clients have all inputs and outputs of the network. A client
+    trains, sends and receives the weights between the units that it has; the server averages each
+    weight over the clients that have it. s is 0: the first units, as in HeteroFL. With ``rolling``,
+    s is the number of the round, as in FedRolex: each unit trains as often as any other.
 
     Devices compute with the whole network, in which the other units are 0, so a run is not faster.
-    The bytes count what the client has; on a clock, its local steps take the same share of the time
-    of whole steps. Pooled scores evaluate the server's whole model. Layers without a narrower
+    Bytes count only the client's part; on a clock, its local steps take this part's share of the
+    time of whole steps. Pooled scores evaluate the server's whole model. Layers without a narrower
     version, such as attention, are rejected.
 
     Args:
@@ -174,7 +174,7 @@ class depths(Part):
 
     .. math:: m_{k,i} = \bigl[\, b(i) < \lceil r_k B \rceil \,\bigr]
 
-    for a weight i of block b(i) of B, from 0; weights outside of the blocks are every client's.
+    for a weight i of block b(i) of B, from 0; all clients have the weights outside of the blocks.
     Blocks that a client lacks are 0, so they should be residual: the layers of a transformer and
     the blocks of a ResNet then pass on their inputs. The server averages each block over the
     clients that have it. DepthFL's exits after each block and its distillation between them are a
@@ -239,7 +239,7 @@ def _counts(shares: tuple[float, ...], units: int, client: Array) -> Array:
 
 
 def _masks(model: Model, variables: Variables, has: Callable[[int], Array]) -> PyTree:
-    """Returns which entries of each leaf connect units that ``has`` chooses, ``n -> bool[n]``.
+    """Returns the entries of each leaf that connect units chosen by ``has``, ``n -> bool[n]``.
 
     Raises:
         ValueError: names a leaf that has no narrower version.

@@ -149,7 +149,7 @@ class bernoulli(Part):
 
 
 class diurnal(Part):
-    r"""Every client is awake for a fraction of each day, and each starts its day at another time.
+    r"""Every client is awake for a fraction of each day, which begins at a different time for each.
 
     .. math:: (t / T + \varphi_k) \bmod 1 < s, \qquad \varphi_k \sim U(0, 1)
 

@@ -67,7 +67,7 @@ class split(Exchange):
 
     The server only aggregates u. Client k keeps v_k, with which it trains and is evaluated; before
     its first visit it is the initial v. f is constant. The server evaluates u with the initial v.
-    Norms, encodings and bytes are those of u. With ``own``, the composition has personal models.
+    Norms, encodings and bytes are over u. With ``own``, the composition has personal models.
     Clusters, FLTrust and a server that trains need the whole model.
 
     Args:
@@ -78,7 +78,7 @@ class split(Exchange):
             :class:`fedjax_sim.exchange.widths`, ``depths`` or ``ranks``; None for all entries.
 
     Raises:
-        ValueError: if nothing is split off; in the first round, if a leaf is both.
+        ValueError: if nothing is split off; in the first round, if a leaf is both own and frozen.
 
     Source: Pillutla et al. 2022 <https://arxiv.org/abs/2204.03809>, section 2.
 
@@ -107,9 +107,9 @@ class split(Exchange):
 class nothing(Exchange):
     """Sends no part of a model: every client trains its own, from the same initial weights.
 
-    Clients only exchange what they share besides their models (``local.change(shared=...)``);
-    without that each trains alone, the baseline of personal models. The composition has personal
-    models; the server evaluates the initial model.
+    Clients only exchange shared statistics (``local.change(shared=...)``); without any, each client
+    trains alone, the baseline of personal models. The composition has personal models; the server
+    evaluates the initial model.
 
     Source: Tan et al. 2022 <https://arxiv.org/abs/2105.00243>, section 3.
     """
@@ -130,8 +130,8 @@ class fragments(Exchange):
     The flight determines how long a client keeps its slot; in every round all slots send the same
     fragment. A client that keeps its slot receives the new fragment and continues with its other
     fragments unchanged; a new client receives the whole model. Nothing else is uploaded, not even
-    at the end of a run. Aggregator and server only process one fragment, and the server keeps a
-    state for each: any of them can be used.
+    at the end of a run. Aggregator and server only process one fragment, with a server state for
+    each, so any of them can be used.
 
     Args:
         leaves: the leaves of each fragment, in turn; every leaf is in one of them. See

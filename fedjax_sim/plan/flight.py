@@ -181,16 +181,16 @@ class _Asynchronous(Flight):
 
 
 class buffered(_Asynchronous):
-    r"""Collects the models that return first; the server waits for no others (FedBuff).
+    r"""Collects the models that return first, without waiting for the others (FedBuff).
 
     C clients, ``clients_per_round``, train at once, each from the server model that was the newest
-    when it was sent. A client that returns is replaced at once; the last one of a round is replaced
-    after the server has moved, and so are those that return at the same instant. Of two such
-    clients the one with the lower number comes first. A client can be drawn again once the server
-    has taken its model. If it sleeps when it is drawn, no client is sent that model for the clock's
-    ``idle`` seconds.
+    when it was sent. A client that returns is replaced at once, except the last one of a round and
+    clients that return at the same instant as it, which are replaced after the server update. Ties
+    are ordered by client number. A client can be drawn again once the server has collected its
+    model. If it sleeps when it is drawn, no client is sent that model for the clock's ``idle``
+    seconds.
 
-    If no client is training, because all that were drawn sleep, the round ends with the models that
+    If no client is training, because all drawn clients sleep, the round ends with the models that
     have returned. Clients that are training at the end of the run have been sent a model, but are
     not trained. A round of FedAvg with C clients corresponds to C / K rounds.
 
@@ -219,7 +219,7 @@ class periodic(_Asynchronous):
     """Collects the models that return in rounds of a fixed duration: semi-synchronous.
 
     C clients, ``clients_per_round``, train at once; a client that returns waits for the end of the
-    round, when all that are not training are replaced. See :class:`buffered`.
+    round, when all clients that are not training are replaced. See :class:`buffered`.
 
     Args:
         seconds: the duration of a round, in simulated time.
@@ -228,7 +228,7 @@ class periodic(_Asynchronous):
         ValueError: if seconds is not positive and finite.
 
     Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds have a fixed
-    duration and leave slow clients at work; without its cache of updates and its choice of clients.
+    duration and let slow clients continue; without its cache of updates and its selection.
     """
 
     seconds: float

@@ -31,10 +31,9 @@ class mediators(Selection):
 
     .. math:: \arg\min_k D_{KL}\bigl(P_{\text{mediator} \cup k} \,\Vert\, U\bigr),
 
-    the first one if several are equal. All slots must leave the server together, and no two may be
-    in one group of the flight: clients of a group may be assigned to any of its slots. Every
-    client reports its number of samples of each class once, before the first round, in 32 bits
-    each.
+    the first one in case of ties. All slots must leave the server together, each in its own group
+    of the flight, because clients of a group may be assigned to any of its slots. Every client
+    reports its number of samples of each class once, before the first round, in 32 bits each.
 
     Args:
         slots: S, the number of mediators.

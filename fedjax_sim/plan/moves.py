@@ -54,9 +54,9 @@ class Mixing(NamedTuple):
         matrix: W, ``f32[S, S]``: slot i continues with :math:`\sum_j W_{ij} w_j`. Its rows sum to
             1, or its columns if the models have weights, which are mixed in the same way.
         seen: ``bool[S, S]``, whether slot i receives the model of slot j for comparison, even if it
-            has no part in the mean; None for no others.
-        relayed: ``bool[S]``, the slots that send their model to a server and receive the mean from
-            it, as one model; None: slots receive models from each other.
+          has no weight in the mean; None: no other models.
+        relayed: ``bool[S]``, the slots that exchange models with a server: one model up, the mean
+          down; None: slots receive models from each other.
     """
 
     matrix: Array
@@ -81,7 +81,7 @@ class Mixing(NamedTuple):
 
 
 def _by_samples(weighting: Callable[..., Any]) -> bool:
-    """Returns whether two models have weights in proportion to their clients' samples."""
+    """Returns whether a weighting is proportional to the clients' samples."""
     given = two_weights(weighting, (2, 80))
     return given is None or bool(np.isclose(given[1], 40 * given[0]))
 
@@ -104,7 +104,7 @@ class edges(LearnedRedistribution):
     a model to its edge and receives one. When the models are due, each edge sends their mean to the
     cloud, one more upload; when new ones start, it receives one, a download.
 
-    It needs slots that keep their clients, and the plain mean of the models by samples.
+    It needs slots that keep their clients, and the plain mean weighted by samples.
 
     Args:
         of: the number L of edges, for client k at edge k mod L; or the edge of each client, a
@@ -175,10 +175,10 @@ class learned(LearnedRedistribution):
               \qquad d_k = \sum_l w_{kl}, \quad w \ge 0
 
     where :math:`L_k` is the client's loss at the model that it has trained and :math:`c_k = n_k /
-    \max_l n_l`. Between two rounds the clients are paired at random κ times. One of a pair sends
-    its model, its loss and its degree; the other sets their weight to the minimum of J with all
-    else fixed, and sends it back. Then every client takes a proximal step of rate η towards its
-    neighbours:
+    \max_l n_l`. Between two rounds the clients are paired at random κ times. One client of a pair
+    sends its model, its loss and its degree; the other sets the weight of their edge to the minimum
+    of J with all else fixed, and sends it back. Then every client takes a proximal step of rate η
+    towards its neighbours:
 
     .. math:: \theta_k \leftarrow \frac{c_k \theta_k + \eta\mu_1 \sum_l w_{kl} \theta_l / d_k}
                                        {c_k + \eta\mu_1}
@@ -247,7 +247,7 @@ def _best_weight(cost: Array, penalty: float, one: Array, other: Array) -> Array
     .. math:: a w + \lambda w^2 - \log(p + w) - \log(q + w)
 
     The derivative increases with w and is positive from :math:`1 / \sqrt\lambda` on. Newton's
-    method would need as many steps: from 0 it doubles w each time. p and q are δ plus the other
+    method would need as many steps, because from 0 it only doubles w. p and q are δ plus the other
     weights of each client of the pair.
     """
 

@@ -90,17 +90,16 @@ class push(_Fixed):
               \qquad z_i = x_i / \omega_i
 
     The clients use :math:`z_i`, and :math:`x_i` changes by the same amount in training. All weights
-    are 1 at first. Only the columns of W need to sum to 1, so that a slot need not know which
-    others send to whom; the weights correct that some receive more than others. The mixing
-    preserves the sum of the :math:`x_i`, and so the weighted mean of the :math:`z_i`. If the rows
-    sum to 1 too, all weights stay 1 and it is :func:`mix`. Each model is sent with its weight, 4
-    bytes.
+    are 1 at first. Only the columns of W need to sum to 1, so a slot need not know which others
+    send to whom; the weights correct for slots that receive more than others. The mixing preserves
+    the sum of the :math:`x_i`, and so the weighted mean of the :math:`z_i`. If the rows sum to 1
+    too, all weights stay 1 and it is :func:`mix`. Each model is sent with its weight, 4 bytes.
 
     It needs a flight without a server, slots that keep their clients, and equal weighting.
 
     Args:
         matrix: W, ``[S, S]``, whose columns sum to 1, such as :func:`outgoing` returns. It has no
-            negative entry, its diagonal is positive, and every slot reaches every other.
+          negative entries and a positive diagonal, and every slot reaches every other.
 
     Raises:
         ValueError: if matrix is not such a matrix; in the first round, if its size is not the
@@ -200,7 +199,7 @@ def metropolis(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
 
 
 def outgoing(edges: NDArray[np.bool_]) -> NDArray[np.float32]:
-    r"""Returns equal shares for a slot itself and all to which it sends: columns sum to 1.
+    r"""Returns equal shares for a slot and all slots to which it sends: columns sum to 1.
 
     .. math:: W_{ij} = \frac{1}{1 + d_j} \text{ for } i = j \text{ and the } d_j
               \text{ slots to which } j \text{ sends}
@@ -223,7 +222,7 @@ def one_sided(slots: int, links: int, seed: int = 0) -> NDArray[np.bool_]:
 
     Args:
         slots: S.
-        links: the number of slots to which each sends; the number that send to it differs.
+        links: the number of slots to which each sends; the number from which it receives varies.
         seed: seed of the draw.
 
     Returns:
@@ -305,8 +304,8 @@ def _weights(edges: Array) -> Array:
 def _colour_edges(edges: NDArray[np.bool_]) -> NDArray[np.int32]:
     """Returns an edge colouring, ``int32[S, S]``, with -1 where there is no edge.
 
-    Each edge in turn gets the first colour that is free at both ends, so that there are at most
-    twice the largest degree, minus one.
+    Each edge in turn gets the first colour that is free at both ends, so there are at most 2 d - 1
+    colours, where d is the largest degree.
     """
     colour = np.full(edges.shape, -1, np.int32)
     for i, j in np.argwhere(np.triu(edges)):

@@ -95,14 +95,13 @@ class deep_q(Selection):
     :math:`\epsilon\,\delta^t` a slot visits a uniformly drawn client instead. In every round the
     agent takes some steps of RMSprop on B rounds drawn from the last C.
 
-    The authors train the agent in many federated runs before the run that it selects clients for.
-    Here it learns within the run; or pass it a ``network`` from another
-    (``state.selection.network``). They select one client per round during training; here each of
-    the m clients is an action with the common reward. They compress models by principal components;
-    here it is a fixed random projection (each weight, with a random sign, is added to one of d
-    sums) of the difference from the first server model, divided by its root mean square over the
-    clients' first models. They measure the accuracy on the server's samples; here clients report it
-    on their own.
+    The authors train the agent in many earlier federated runs. Here it learns within the run, or
+    starts from the ``network`` of another run (``state.selection.network``). They select one client
+    per round during training; here each of the m clients is an action with the common reward. They
+    compress models by principal components; here it is a fixed random projection (each weight, with
+    a random sign, is added to one of d sums) of the difference from the first server model, divided
+    by its root mean square over the clients' first models. They measure the accuracy on the
+    server's samples; here clients report it on their own.
 
     Args:
         score: ``(variables, client) -> f32[]``, A of one client
@@ -121,8 +120,7 @@ class deep_q(Selection):
         copied: the number of rounds after which θ' becomes θ.
         size: d.
         hidden: H, the number of units of Q's hidden layer.
-        evaluated: the number of clients that are asked in each round, drawn uniformly; None for
-            all.
+        evaluated: the number of clients that are polled in each round, drawn uniformly; None: all.
         network: the initial θ; None: random, the same in all runs.
 
     Raises:

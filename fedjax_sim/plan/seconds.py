@@ -1,4 +1,4 @@
-"""Selections by the clock: clients that are awake, that meet a deadline, that are equally fast."""
+"""Selections by the clock: of clients that are awake, meet a deadline, or are equally fast."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ByClock(Selection):
 
 
 class awake(ByClock):
-    """Draws clients uniformly without replacement among those that are awake.
+    """Draws clients uniformly without replacement among the clients that are awake.
 
     The server knows which clients are awake before it draws. Slots are idle only if fewer clients
     are awake. It needs a clock on which clients sleep.
@@ -86,7 +86,7 @@ class awake(ByClock):
 
 
 class within_deadline(ByClock):
-    r"""FedCS: as many of some random clients as will meet the deadline of the clock.
+    r"""FedCS: draws as many of some random clients as will meet the deadline of the clock.
 
     .. math:: \max_{U \subseteq A} |U| \quad \text{so that} \quad
               \max_{k \in U} \Bigl(\frac{\text{down}}{d_k} + T_k c_k + \frac{\text{up}}{u_k}
@@ -169,10 +169,10 @@ class tiers(ByClock):
 
     .. math:: P_t = \frac{2\,(n - r_t)}{n\,(n + 1)}
 
-    is the new probability of tier t, over the n tiers with credits left, of which :math:`r_t` are
-    worse: the worst is the most likely. Each draw of a tier uses one of its credits; if no tier has
-    any left, all may be drawn. The cohort is drawn uniformly from the clients of the tier that are
-    awake; slots are idle if there are too few. A round reads all N clients.
+    is the new probability of tier t, over the n tiers with credits left; :math:`r_t` of them are
+    worse, so the worst is the most likely. Each draw of a tier uses one of its credits; if no tier
+    has any left, all may be drawn. The cohort is drawn uniformly from the clients of the tier that
+    are awake; slots are idle if there are too few. A round reads all N clients.
 
     Args:
         count: T.
@@ -180,7 +180,7 @@ class tiers(ByClock):
             (:func:`fedjax_sim.reports.accuracy`).
         interval: I; None for T.
         credit: the maximum number of rounds of each tier; None for no limit.
-        evaluated: the number of clients that are asked, drawn uniformly; None for all.
+        evaluated: the number of clients that are polled, drawn uniformly; None: all.
 
     Raises:
         ValueError: when the state is initialised, if there are fewer clients than tiers.
@@ -268,7 +268,7 @@ class tiers(ByClock):
         return jnp.where(ticket[first] < 2, first, data.clients), after
 
     def _evaluates(self, state: Tiers) -> Array:
-        """Returns whether clients are asked in this round, ``bool[]``."""
+        """Returns whether clients are polled in this round, ``bool[]``."""
         return state.round % (self.count if self.interval is None else self.interval) == 0
 
 

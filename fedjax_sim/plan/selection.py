@@ -147,7 +147,7 @@ class with_replacement(Selection):
 
     With equal weights the mean over the draw is :math:`\sum_k p_k w_k`, without bias; with
     :class:`fedjax_sim.weighting.unbiased` it is the mean over all clients. A client that is drawn
-    twice sends the same update twice: in the mean, the traffic and the time.
+    twice counts twice in the mean, the traffic and the time.
 
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020 <https://arxiv.org/abs/1812.06127>,
     Algorithm 2.
@@ -182,15 +182,15 @@ class importance(Selection):
               \text{ that trained, which reports } q_k
 
     A cohort is the m clients with the largest :math:`\log p_k + G_k`, with independent standard
-    Gumbel :math:`G_k`: in that order they are distributed exactly like m clients drawn one after
-    another, each with probability proportional to p among the remaining ones. A client with p = 0
-    is drawn only if no other remains. With ``exact`` a client joins with the probability
+    Gumbel :math:`G_k`: in this order they have exactly the distribution of m successive draws, each
+    in proportion to p among the remaining clients. A client with p = 0 is drawn only if no other
+    remains. With ``exact`` a client joins with the probability
 
     .. math:: \pi_k = \min(1, c\, p_k), \qquad \sum_k \pi_k = m
 
-    which :class:`fedjax_sim.weighting.unbiased` needs; the draws one after another have no such
-    formula. The clients must report ``importance``
-    (:func:`fedjax_sim.local.with_importance`). The state is p, ``f32[N]``.
+    which :class:`fedjax_sim.weighting.unbiased` needs; successive draws have no such formula. The
+    clients must report ``importance`` (:func:`fedjax_sim.local.with_importance`). The state is p,
+    ``f32[N]``.
 
     Args:
         score: ``(variables, client) -> f32[]``, q of a client at a model, at least 0

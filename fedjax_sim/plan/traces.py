@@ -1,4 +1,4 @@
-"""Traces: tables of measured devices, as the speeds and the availability of a clock."""
+"""Traces: tables of measured devices, which give a clock its speeds and availability."""
 
 from __future__ import annotations
 

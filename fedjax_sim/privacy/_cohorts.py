@@ -60,10 +60,11 @@ class poisson(Selection):
 
 
 class shuffled(Selection):
-    """Epochs of ⌊N/m⌋ rounds, each with the clients in a new random order, none of them twice.
+    """Epochs of ⌊N/m⌋ rounds, each with the clients in a new random order, without repetition.
 
-    The N mod m clients at the end of an order sit the epoch out; ``epoch_rounds`` is the length
-    of an epoch. No model may outlive a round. The state is the order and the round in its epoch.
+    The N mod m clients at the end of an order do not train in the epoch; ``epoch_rounds`` is the
+    length of an epoch. No model may outlive a round. The state is the order and the round in its
+    epoch.
 
     Raises:
         ValueError: in the first round, if there are more slots than clients.
@@ -101,8 +102,8 @@ class shuffled(Selection):
 class cyclic(Selection):
     """The clients in a random order that is drawn once and repeated.
 
-    A client waits ⌊N/m⌋ or ⌈N/m⌉ rounds between visits; nobody sits out. No model may outlive a
-    round. The state is the order and the position in it, -1 before the first round.
+    A client waits ⌊N/m⌋ or ⌈N/m⌉ rounds between visits; no client is left out. No model may outlive
+    a round. The state is the order and the position in it, -1 before the first round.
 
     Raises:
         ValueError: in the first round, if there are more slots than clients.

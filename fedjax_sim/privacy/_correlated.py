@@ -1,4 +1,4 @@
-"""Mechanisms whose noise is correlated over the rounds, so that most of it cancels."""
+"""Mechanisms whose noise is correlated over the rounds, and therefore mostly cancels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CYCLIC = Need(
 
 
 class _Correlated(Mechanism):
-    """A mechanism that relies on when clients return, and on cohorts of fixed size."""
+    """A mechanism that relies on the schedule of clients' visits, and on cohorts of fixed size."""
 
     clients_per_round: int
 
@@ -62,10 +62,10 @@ class tree_mechanism(_Correlated):
               \xi_{l,j} \sim \mathcal{N}(0, z^2 C^2 I)
 
     with t_l the binary digits of t: a model has the noise of at most :math:`\log_2 t + 1` nodes of
-    a binary tree over the rounds, instead of the noise of t rounds. Round t adds the difference
-    n_t - n_{t-1}, so that any server optimiser may follow. The noise of a node is determined by its
-    position and drawn again when it is subtracted: the state holds nothing of a model's size, only
-    the tree's key and the number of rounds.
+    a binary tree over the rounds, instead of the noise of t rounds. Round t adds the difference n_t
+    - n_{t-1}, so any server optimiser may follow. The noise of a node is determined by its position
+    and redrawn when it is subtracted: the state is only the tree's key and the number of rounds,
+    and holds no model.
 
     Every client must take part at most once in an epoch of ⌊N/m⌋ rounds, see
     :func:`fedjax_sim.selection.shuffled`, and every epoch has a new tree. Cohorts need not be

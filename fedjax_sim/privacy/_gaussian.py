@@ -24,8 +24,8 @@ class gaussian_mechanism(Mechanism):
 
     m is the size of the expected cohort, not of the actual one, which would reveal who took part.
     The rows are changed so that their plain mean, which must be the aggregator, equals this sum:
-    absent rows become noise alone, and all weights are 1. A round without any client is noise
-    alone. An update that is not finite counts as 0, so that the bound holds for any message.
+    absent rows become pure noise, and all weights are 1. A round without any client is pure noise.
+    An update that is not finite counts as 0, so the bound holds for any message.
 
     The server's models are private as long as nothing else leaves the clients and no client takes
     part twice in a round: ``compose`` rejects parts that break this, and

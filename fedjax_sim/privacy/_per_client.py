@@ -1,4 +1,4 @@
-"""The ε that each client spends by noise of its own, for its samples or for its updates."""
+"""The ε that each client spends by adding noise itself, for its samples or for its updates."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def sample_epsilon(
 ) -> float:
     """Computes ε of (ε, δ) differential privacy of a client's single samples, for DP-SGD.
 
-    Neighbours differ in one sample, whose gradients are zero in one of them; n_k is public, and so
-    may be the weights after every step. A step is a Gaussian mechanism on a Poisson sample of
-    probability q_k = min(1, B/n_k). Exact if q_k is 1; otherwise an upper bound, from privacy loss
-    distributions in steps of 0.001, which takes up to a second.
+    Neighbours differ in one sample, whose gradients are zero in one of them; n_k is public, and the
+    weights after every step may be public too. A step is a Gaussian mechanism on a Poisson sample
+    of probability q_k = min(1, B/n_k). Exact if q_k is 1; otherwise an upper bound, from privacy
+    loss distributions in steps of 0.001, which takes up to a second.
 
     Args:
         noise_multiplier: σ, the noise's standard deviation divided by C; 0 gives infinity.

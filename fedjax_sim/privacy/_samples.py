@@ -52,17 +52,17 @@ class dp_sgd(Part):
               \tfrac{C}{\lVert g_i \rVert_2}\bigr) + \mathcal{N}(0, \sigma^2 C^2 I)\Bigr), \qquad
               P(i \in b) = q_k = \min\bigl(1, \tfrac{B}{n_k}\bigr)
 
-    in place of a minibatch's gradient. Every sample joins every minibatch independently (Poisson
+    instead of a minibatch's gradient. Every sample joins every minibatch independently (Poisson
     sampling), and the denominator is the expected size. A minibatch has any size from 0 to n_k: its
-    gradients are computed B at a time, so that none is dropped. :math:`g_i` is the gradient of the
-    objective on sample i alone, all its terms included, with dropout and transforms of its own; one
+    gradients are computed B at a time, and none is dropped. :math:`g_i` is the gradient of the
+    objective on sample i alone, including all its terms, with its own dropout and transforms; one
     that is not finite counts as 0. An epoch has :math:`\lceil n_k / B \rceil` steps, as without
     privacy. Corrections, the optimiser and all that follows only see the private gradient.
 
-    A client's samples are private even for the server, each up to the ε of
-    :meth:`fedjax_sim.Algorithm.client_epsilon`; :func:`fedjax_sim.privacy.sample_epsilon` plans
-    it. n_k is public. Parts that read samples in another way are rejected. The losses that the
-    simulator reports are not private, and the noise is as in
+    A client's samples are private even from the server, each with the ε of
+    :meth:`fedjax_sim.Algorithm.client_epsilon`; :func:`fedjax_sim.privacy.sample_epsilon` computes
+    it in advance. n_k is public. Parts that read samples in any other way are rejected. The losses
+    that the simulator reports are not private, and the noise is as in
     :class:`fedjax_sim.preaggregation.gaussian_mechanism`.
 
     Args:
@@ -110,7 +110,7 @@ class dp_sgd(Part):
         """Returns the private gradient of a new minibatch.
 
         Args:
-            key: the step's own.
+            key: the key of the step.
             client: its samples.
             batch_size: B.
             loss: ``(weights, batch, key) -> f[]``, of a batch of one sample.

@@ -1,4 +1,4 @@
-"""Composes parts to a federated algorithm: its state, its rounds and its end."""
+"""Composes parts into a federated algorithm: its state, its rounds and its end."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def compose(
 
     Args:
         local: trains one model on one client.
-        clients_per_round: m, the number of clients that train at once: one for each slot.
+        clients_per_round: m, the number of clients that train at once, one per slot.
         selection: chooses the client that each slot visits; None: ``selection.uniform()``.
         flight: when the server collects models, and how they move between clients until then;
           None: ``flight.every_round()``.
@@ -96,7 +96,8 @@ def compose(
         server: moves the server model; None: by the aggregate.
         diagnostics: measurements of rounds, by name.
         finish: the exchange of clients and server after the last round; None: no exchange.
-        personal: the model that a client itself uses; None: the evaluated one, with own leaves.
+        personal: the model that a client itself uses; None: the evaluated model, with the client's
+          own leaves.
         clock: the duration of rounds and the availability of clients; None: no clock.
 
     Returns:
@@ -104,7 +105,7 @@ def compose(
 
     Raises:
         ValueError: if a part is of the wrong kind or does not fit another (one line names both and
-            what would work); in the first round, if the aggregate lacks the model's shapes.
+          what would work); in the first round, if the aggregate does not have the model's shapes.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -188,7 +189,7 @@ class Algorithm:
             parts: new parts by role, as for :func:`compose`.
 
         Raises:
-            TypeError: if there is no such role.
+            TypeError: if a role is unknown.
             ValueError: as in :func:`compose`.
 
         >>> import optax, fedjax_sim as fs
@@ -202,7 +203,9 @@ class Algorithm:
         known = self.parts.by_role()
         execution = known.pop("execution")
         if unknown := parts.keys() - known.keys():
-            raise TypeError(f"{min(unknown)} is no part of an algorithm: one of {', '.join(known)}")
+            raise TypeError(
+                f"{min(unknown)} is not a part of an algorithm: one of {', '.join(known)}"
+            )
         made = compose(**(known | parts))
         replaced = (*self.replaced, *(role for role in parts if role not in self.replaced))
         return dataclasses.replace(made, origin=self.origin, replaced=replaced).on(execution)
@@ -270,7 +273,7 @@ class Algorithm:
         return score_own(self.parts, key, received, state, whose, *given, adapt=new)
 
     def epsilon(self, data: ClientData, rounds: int, delta: float) -> float:
-        """Computes ε of (ε, δ) differential privacy for a client, if all server models are shown.
+        """Computes ε of (ε, δ) differential privacy for a client if all server models are public.
 
         Raises:
             UnknownEpsilonError: names a part that is not known to keep the mechanism's analysis.
@@ -283,7 +286,8 @@ class Algorithm:
         With ``local_sgd(private=dp_sgd(...))`` it protects each sample of a client, see
         :func:`fedjax_sim.privacy.sample_epsilon`, which runs for each pair of n_k and visits.
         Otherwise, with ``sending=(clip_norm(C), noise(σ))``, it protects all samples of a client
-        (local differential privacy). Whoever sees a client's messages learns no more.
+        (local differential privacy). The guarantee holds against anyone who sees a client's
+        messages.
 
         Args:
             data: the clients.

@@ -116,7 +116,7 @@ def _exchanged(
 
     XLA only writes in place after all reads, else it copies all models in flight: with 100 MLPs
     that took 25 times the rest of a round. The loop enforces this order: the place of the write
-    depends on its end, and its length is unknown to the compiler, which would take it apart.
+    depends on its end, and the compiler does not know its length, or it would unroll it.
     """
 
     def read(i: Array, carry: tuple[Variables, Array]) -> tuple[Variables, Array]:
@@ -257,7 +257,7 @@ class _Events(NamedTuple):
 
 
 def _first(at: AtWork) -> Array:
-    """Returns the place of the next event; at the same time, the lower client is first."""
+    """Returns the place of the next event; ties go to the lower client."""
     among = ~at.idle
     for values in (at.back.seconds, at.back.fraction, at.client):
         least = jnp.min(jnp.where(among, values, values.dtype.type(_NEVER)))

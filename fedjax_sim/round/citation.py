@@ -15,8 +15,8 @@ from fedjax_sim.round.algorithm import Algorithm
 def cite(algorithm: Algorithm) -> str:
     """Returns BibTeX entries of the method and of every part that it uses.
 
-    They are linked in the ``Source:`` of each docstring. A clause there that ends in the name of a
-    parameter in brackets counts if that parameter was set.
+    They are the links in the ``Source:`` of each docstring. A clause that ends in the name of a
+    parameter in parentheses counts only if that parameter was set.
 
     Args:
         algorithm: the algorithm.

@@ -56,7 +56,7 @@ def cohort_of(
 
 
 def expected_visits(parts: Parts, state: FedState, data: ClientData, clients: Array) -> Array:
-    """Returns the number of visits that divides each client's weight, ``f32[P]``; 1 without."""
+    """Returns the expected visits that divide each client's weight, ``f32[P]``; 1 if none do."""
     stated = parts.selection.expected_visits
     if not per_visit(parts) or stated is None:
         return jnp.ones(len(clients), jnp.float32)
@@ -70,9 +70,9 @@ def expected_visits(parts: Parts, state: FedState, data: ClientData, clients: Ar
 
 
 def with_chances(parts: Parts, state: FedState, cohort: Cohort, chance: Array | None) -> Cohort:
-    """Adds the probabilities that divide the weights, and the weight of all who could have sent.
+    """Adds the probabilities that divide the weights, and the weight of all possible senders.
 
-    ``chance f32[P]`` is the probability with which each row was to send; None: all were.
+    ``chance f32[P]`` is the probability with which each row sends; None: 1.
     """
     everyone, data = per_visit(parts), cohort.data
     if chance is None and not everyone:
@@ -115,9 +115,9 @@ def absorb(
 ) -> FedState:
     """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
-    The messages have changed the shared state in ``state``. ``updates [P, *p]`` are those that were
-    sent; None: the models in ``slots``, after training, minus ``cohort.received``. ``mean [*p]`` is
-    that of the updates if they are not stored.
+    The messages have changed the shared state in ``state``. ``updates [P, *p]`` are the sent
+    updates; None: the models in ``slots``, after training, minus ``cohort.received``. ``mean [*p]``
+    is that of the updates if they are not stored.
     """
     # Without the clients' fields, which lax.cond would copy through both branches.
     none: dict[str, Any] = dict.fromkeys(CLIENTS, ())
@@ -195,7 +195,7 @@ def _server_moves(
 ) -> tuple[Variables, PyTree, PyTree]:
     """Returns the server's step, its state, and the shared state after the aggregate ``step``.
 
-    ``mask`` and ``sent`` are the leaves that travel, and those that clients receive.
+    ``mask`` are the leaves that travel, ``sent`` the leaves that clients receive.
     """
     server = gathered.cohort.server
     _check_shapes("aggregator must return what the server holds", step, server)
@@ -260,7 +260,7 @@ def aggregate(parts: Parts, gathered: Gathered) -> Variables:
 
 
 def _over_whole(mean: Variables, gathered: Gathered) -> Variables:
-    """Returns the weighted sum over the weight of all clients; the mean if that is not known."""
+    """Returns the weighted sum over the weight of all clients, or the mean if it is unknown."""
     whole = gathered.cohort.whole
     if whole is None:
         return mean

@@ -33,7 +33,7 @@ def travelling(parts: Parts, variables: Variables) -> Variables:
 
 
 def received(parts: Parts, variables: Variables) -> PyTree:
-    """Returns whether each leaf is sent to clients: those that travel, and those the server moves.
+    """Returns whether each leaf is sent to clients: it travels, or the server moves it.
 
     Raises:
         ValueError: if the server moves a leaf that is not frozen.
@@ -107,7 +107,7 @@ def over_covered(parts: Parts, mean: Variables, gathered: Gathered, round: Array
 def covered_bytes(
     parts: Parts, variables: Variables, clients: Array, round: Array, leaves: PyTree
 ) -> Array:
-    """Returns the bytes that each client ``int32[K]`` has of some leaves, ``int32[K]``.
+    """Returns the bytes of each client's part of some leaves, ``int32[K]``.
 
     Raises:
         ValueError: if the model is too large for the integers.

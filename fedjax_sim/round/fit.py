@@ -125,7 +125,7 @@ def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
 
 
 def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
-    """Yields role, part and need, derived from what parts read, keep and act on."""
+    """Yields role, part and need, derived from the properties of parts."""
     local, selection, shared = parts.local, parts.selection, needs.shares(parts.local)
     if shared:  # the state belongs to one model
         yield "local", local, needs.ONE_MODEL
@@ -156,7 +156,7 @@ def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
 
 
 def _check_effect(parts: Any) -> None:
-    """Rejects a rule and weights for models that are not sent."""
+    """Rejects an aggregator and weights if no models are sent."""
     if not parts.exchange.nothing:
         return
     idle = {"weighting": parts.weighting is not by_samples}
@@ -180,7 +180,7 @@ def _check_weighting(weighting: Weighting) -> None:
 
 
 def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
-    """Evaluates it twice: indexing clamps, so a slot that does not exist would go unnoticed."""
+    """Evaluates a redistribution: indexing clamps, which would hide a slot that does not exist."""
     traced = jax.eval_shape(lambda key: redistribute(key, slots), jax.random.key(0))
     if getattr(traced, "source", None) is None:
         return  # mixing: it would compile for half a second
@@ -195,7 +195,7 @@ def _check_redistribution(redistribute: Callable[..., Any], slots: int) -> None:
 
 
 def _check_absent(aggregator: Aggregator, slots: int) -> None:
-    """Rejects a user's aggregator that reads a row of weight 0, as there are on several devices."""
+    """Rejects a user's aggregator that reads rows of weight 0, which several devices may have."""
     if not is_users(getattr(aggregator, "__module__", None) or type(aggregator).__module__):
         return
     values = jax.random.normal(jax.random.key(0), (slots + 1, 3), jnp.float32)

@@ -33,9 +33,9 @@ def score_own(
     """Runs ``score(constants, variables, task)`` with each personal model; returns ``[K, ...]``.
 
     Clients train as in the last round. Without a server, a client starts from its own model.
-    Clients that never trained keep nothing: if they ``adapt``, each first makes a visit with
-    ``data``; the server learns nothing of it. ``tasks [K, ...]`` belong to the ``clients
-    int32[K]``, N for an empty place, whose rows the state has in this order; None: all clients.
+    Clients that never trained have no state: if they ``adapt``, each first trains on ``data`` once,
+    unknown to the server. ``tasks [K, ...]`` belong to the ``clients int32[K]``, N for an empty
+    place, whose rows the state has in this order; None: all clients.
 
     Raises:
         ValueError: if the algorithm has no personal models.
@@ -97,7 +97,7 @@ def _first_visit(
 
 
 def check_adapts(parts: Parts) -> None:
-    """Rejects parts from whose server no client that never trained can make a personal model.
+    """Rejects parts with which clients that never trained cannot get a personal model.
 
     Raises:
         ValueError: names the part.

@@ -153,12 +153,12 @@ class Parts:
 
     @property
     def loses(self) -> bool:
-        """Whether visits of a round may be lost, which is known after the visit."""
+        """Whether visits of a round may be lost, which is only known after the visit."""
         return self.clock is not None and self.clock.loses and not self.asynchronous
 
     @property
     def whole_uploads(self) -> bool:
-        """Whether the receivers of uploads do not know what the sender received."""
+        """Whether uploads are whole: the receiver does not know the model that the sender had."""
         return self.flight.serverless or (self.selection.sticky and self.models_travel)
 
     @property
@@ -169,7 +169,7 @@ class Parts:
 
     @property
     def timed_later(self) -> bool:
-        """Whether the clock knows the uploads of a round only after they are sent."""
+        """Whether uploads have a known duration only after they are sent."""
         varies = self.measured or any(part.withholds for part in self.sending)
         return varies and self.clock is not None and not self.asynchronous
 

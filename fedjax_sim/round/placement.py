@@ -100,7 +100,7 @@ def fitted(parts: Parts, model: Model, data: ClientData, runs: int) -> Execution
 def with_size_range(data: ClientData, execution: Execution) -> ClientData:
     """Returns the data with the range of the clients' sizes, if clients train under vmap.
 
-    Where they train one after another, loops whose length is data skip clients without samples.
+    Where they train one after another, loops of traced length skip clients without samples.
     """
     if execution.differentiable or (execution.chunk == 1 and not execution.lanes):
         return data
@@ -127,7 +127,7 @@ def place(
     outlook: Outlook | None,
     back: Arrivals | None,
 ) -> tuple[Placed, Draw]:
-    """Draws a client for every slot, or takes clients that return; deals the slots to rows.
+    """Draws a client for every slot, or takes returning clients; deals the slots to rows.
 
     ``outlook`` is the clock's forecast; ``back`` are the clients that return, None if rounds are
     synchronous.

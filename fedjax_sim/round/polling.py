@@ -1,4 +1,4 @@
-"""The selection's poll of some clients before the draw, and what it learns after the round."""
+"""The selection's poll of clients before the draw, and its update after the round."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def without_polled(
 
 
 def with_poll(elapsed: Elapsed, asked: Poll) -> Elapsed:
-    """Adds the times of the poll to those of a round."""
+    """Adds the times of the poll to the times of a round."""
     return elapsed._replace(
         seconds=elapsed.seconds + asked.seconds,
         computing=elapsed.computing + asked.computing,

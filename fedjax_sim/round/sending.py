@@ -1,4 +1,4 @@
-"""Messages of the clients in a round: codes, clips, noise and attacks act here."""
+"""Messages of the clients in a round, after compression, clipping, noise and attacks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def send(
 def drop_late(
     state: FedState, data: ClientData, slots: Slots, messages: Messages, arrived: Array
 ) -> Messages:
-    """Takes back the messages of rows that have not ``arrived bool[P]``; keeps their bytes."""
+    """Discards the messages of rows that have not ``arrived bool[P]``; keeps their bytes."""
     late = state_rows(data, jnp.where(arrived, data.clients, slots.client))
 
     def restored(before: Array, after: Array) -> Array:
@@ -92,7 +92,7 @@ def drop_late(
 
 
 def skipped(parts: Parts, visited: Array, sent: Array) -> Array:
-    """Returns the rows whose clients were screened out, ``bool[P]``: visited but not sent."""
+    """Returns the rows whose updates were rejected, ``bool[P]``: visited but not sent."""
     return visited & ~sent & any(part.screens for part in parts.sending)
 
 
@@ -124,8 +124,8 @@ def send_rest(
 ) -> Slots:
     """Uploads the slots ``due bool[S]`` at the end of a run; returns all slots ``[S]``.
 
-    Updates are relative to the newest server model, which a code would have to know: this one
-    download per run is not counted.
+    Updates are relative to the newest server model; the download that compression would need for
+    this, once per run, is not counted.
     """
     if not parts.sending or parts.models_travel:  # then all were sent unchanged
         return slots
@@ -158,8 +158,8 @@ def _apply_sending(
 ) -> tuple[Variables, PyTree, PyTree, Array, Array | None, Array | None]:
     """Returns updates and messages ``[P]``, then as in :class:`Messages`, after all parts.
 
-    Updates are relative to the models ``known [P or 1]``. Those of rows that do not send are
-    unchanged, and so are messages of rows that did not train.
+    Updates are relative to the models ``known [P or 1]``. Updates of rows that do not send are
+    unchanged, as are messages of rows that did not train.
     """
     kept, sent, whole, row = [], sends, update, state_rows(data, client)
     update, chance = travelling(parts, update), None

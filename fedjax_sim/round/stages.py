@@ -43,7 +43,7 @@ def step(parts: Parts, key: Array, state: FedState, data: ClientData) -> tuple[F
 
 
 class Plan(NamedTuple):
-    """Which clients train which models, and what that takes."""
+    """The clients that train and their models, with transfers and durations."""
 
     state: FedState  # before training, with what polled and surveyed clients answered
     placed: placement.Placed
@@ -79,7 +79,7 @@ def plan(parts: Parts, key: Array, state: FedState, data: ClientData) -> Plan:
 
 
 class Delivery(NamedTuple):
-    """What has left the clients, and what they keep."""
+    """The clients' messages, and the states that they keep."""
 
     placed: placement.Placed  # the rows after training
     trained: Trained  # [P], as it was sent
@@ -95,7 +95,7 @@ class Delivery(NamedTuple):
 def deliver(
     parts: Parts, key: Array, data: ClientData, plan: Plan, work: training.Work
 ) -> Delivery:
-    """Sends the updates through all sending parts, and stores what the clients keep.
+    """Passes the updates through all sending parts, and stores the clients' states.
 
     Visits count if they are in time, which is known before the updates are sent unless the uploads
     depend on them.
@@ -173,7 +173,7 @@ def report(
     delivery: Delivery,
     collection: Collection,
 ) -> tuple[FedState, Metrics]:
-    """Lets the selection and the diagnostics learn of the round, and counts."""
+    """Updates the selection and the diagnostics, and counts traffic and steps."""
     state, draw, asked, back = plan.state, plan.draw, plan.asked, plan.back
     new, cohort, updates = collection
     messages, outcome, transfers = delivery.messages, delivery.outcome, delivery.transfers

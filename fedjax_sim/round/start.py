@@ -30,7 +30,7 @@ def initial_state(parts: Parts, variables: Variables, data: ClientData) -> FedSt
 
     Raises:
         ValueError: if there are fewer clients than slots and the selection does not allow idle
-            slots, or more and it selects everyone; if the clock does not know all clients.
+          slots, or more and it selects everyone; if the clock lacks some clients.
     """
     active = parts.clients_per_round
     if data.clients < active and not parts.selection.may_idle:
@@ -141,7 +141,7 @@ def first_visit(
 ) -> tuple[Trained, PyTree, PyTree, PyTree]:
     """Runs a visit, for its shapes; returns its result, answer, shared state and tag.
 
-    Without steps, if possible: they change no shapes and take the most time to trace.
+    The visit has no steps, if possible: they change no shapes and take the most time to trace.
     """
     key = jax.random.key(0)
     task = visits(data, jnp.zeros(1, jnp.int32), peers=parts.local.peers)

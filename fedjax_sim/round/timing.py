@@ -144,7 +144,7 @@ def _losses(parts: Parts, key: Array, placed: Placed, visited: Array) -> tuple[A
 
 
 def ready(parts: Parts, key: Array, limit: Array | None, placed: Placed, visited: Array) -> Array:
-    """Returns the rows that come to send, ``bool[P]``: not lost, and with time for a step."""
+    """Returns the rows that can send, ``bool[P]``: not lost, and with time for a step."""
     lost, _ = _losses(parts, key, placed, visited)
     return visited & ~lost & (True if limit is None else limit >= 1)
 
@@ -206,7 +206,7 @@ def outcome(
     dropped = late & (steps > 0) & ((durations.down + work < seconds) | (end <= seconds))
 
     def total(of_row: Array) -> Array:
-        """Sums over visits in the order of the slots, so that no bit depends on the rows."""
+        """Sums over visits in the order of the slots, so the result does not depend on the rows."""
         of_row, by_slot = jnp.where(visited, of_row, 0), jnp.zeros(parts.slots, of_row.dtype)
         return jnp.sum(by_slot.at[placed.slot].set(of_row, mode="drop"))
 

@@ -147,7 +147,7 @@ def by_row(
 
 
 def upload_bytes(parts: Parts, variables: Variables) -> int:
-    """Returns the bytes of an upload: to a server that knows the received model, or whole."""
+    """Returns the bytes of an upload: of an update, or of a whole model."""
     variables = travelling(parts, variables)
     whole = tree.num_bytes(variables) + 4 * parts.beside
     if parts.whole_uploads:
@@ -156,7 +156,7 @@ def upload_bytes(parts: Parts, variables: Variables) -> int:
 
 
 def largest_upload(parts: Parts, variables: Variables) -> int | None:
-    """Returns the most bytes of an upload; None if all are of one size.
+    """Returns the maximum bytes of an upload; None if all are of one size.
 
     Raises:
         ValueError: if they are too many for the integers of the device.
@@ -171,7 +171,7 @@ def largest_upload(parts: Parts, variables: Variables) -> int | None:
 
 
 def download_bytes(parts: Parts, variables: Variables, clients: int) -> int:
-    """Returns the bytes of a download to a client with the server model of a mean time ago."""
+    """Returns the bytes of a download, if the client has a server model of average age."""
     variables = tree.only(received(parts, variables), variables)
     others = (
         parts.models_travel or parts.broadcast.offered is not None

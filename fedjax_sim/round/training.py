@@ -175,7 +175,7 @@ def train(
     """Runs one local update per row, ``[P]``.
 
     The state is that after :func:`survey_clients`; the server collects the rows ``due bool[P]``.
-    ``limit int32[P]`` is the most steps of each row; None without a limit.
+    ``limit int32[P]`` is the maximum number of steps of each row; None without a limit.
     """
     summed = not parts.holds_updates
 

@@ -26,11 +26,11 @@ _programs: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKey
 
 
 def shared_program(owner: Any, key: Hashable, make: Callable[[Callable[..., Any]], T]) -> T:
-    """Returns what ``make`` jits, made once for each ``key`` as long as the owner lives.
+    """Returns ``make``'s jitted function, made once for each ``key`` while the owner lives.
 
-    JAX then compiles it once: a model's program whatever algorithm trains the model, an
-    algorithm's program however often it runs. The owner is an algorithm, or a function of a model,
-    with which ``make`` is called.
+    JAX then compiles it once: a model's program for all algorithms that train the model, an
+    algorithm's program for all its runs. The owner is an algorithm, or a function of a model, with
+    which ``make`` is called.
     """
     try:
         of_owner = _programs.setdefault(owner, {})
@@ -57,8 +57,8 @@ def forget_programs(owner: Any) -> None:
 def weights_program(init: Init, execution: Execution) -> Any:
     """Returns the program that draws the weights of each run, ``uint32[R] -> [R, *p]``.
 
-    As a part of each start program it took longer to compile than everything else. No device holds
-    weights that a group of devices shares.
+    As a part of each start program it took longer to compile than everything else. If a group of
+    devices shares a model, no device ever holds all of its weights.
     """
     whole = execution.replicated
 
@@ -76,7 +76,7 @@ def weights_program(init: Init, execution: Execution) -> Any:
 
 
 def evaluation_program(apply: ModelApply, task: Task, execution: Execution, axes: RunAxes) -> Any:
-    """Returns the program that scores the models of each run, whatever algorithm trained them.
+    """Returns the program that scores the models of each run, for any algorithm.
 
     Its arguments are the models ``[R, *p]`` and the sets; it returns the counts of each set,
     ``[R, ...]``.
@@ -116,7 +116,7 @@ _counters: list[_Counter] = []
 
 @functools.cache
 def _listen() -> None:
-    """Registers a listener, for good: not every supported JAX can remove one."""
+    """Registers a listener permanently: not every supported JAX can remove one."""
 
     def listen(event: str, duration_secs: float, **about: Any) -> None:
         probe = xla_option_probe.__name__ in about.get("fun_name", "")

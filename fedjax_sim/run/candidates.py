@@ -33,12 +33,12 @@ class Candidates(NamedTuple):
     algorithms: Sequence[Algorithm]  # of the settings, checked
 
     def subset(self, places: Sequence[int]) -> Candidates:
-        """Returns the candidates at some places."""
+        """Returns the candidates with these indices."""
         settings = [self.settings[i] for i in places]
         return Candidates(self.make, settings, [self.algorithms[i] for i in places])
 
     def per_run(self, runs: int) -> PerRunSettings | None:
-        """Returns the algorithms of so many runs of each candidate; None for one candidate."""
+        """Returns the algorithms of ``runs`` runs of each candidate; None for one candidate."""
         size = len(self.settings)
         if size == 1:
             return None
@@ -60,7 +60,7 @@ def run_candidates(
 ) -> list[Result]:
     """Runs all candidates for every seed at once; one that diverges does not end the others.
 
-    The experiment has one of them; options are those of :meth:`Experiment.run`, for all together.
+    The experiment has one of them; the options of :meth:`Experiment.run` apply to all together.
     ``on_evaluation`` is called for each candidate with its number.
 
     Returns:
@@ -156,7 +156,7 @@ def divergence(result: Result, seeds: Sequence[int]) -> str | None:
 
 
 def _host_facts(algorithm: Algorithm, model: Model, data: ClientData) -> tuple[Any, ...]:
-    """Returns the numbers of an algorithm that the host reads during a run."""
+    """Returns the settings of an algorithm that the host reads during a run."""
     shapes = jax.eval_shape(model.init, _KEY)
     one = one_run(data, client_axes(data))
     sizes = algorithm.traffic(shapes, one), algorithm.setup_traffic(shapes, one)

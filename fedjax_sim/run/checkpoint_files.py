@@ -38,15 +38,15 @@ _CLIENTS = ".clients"
 
 
 class CheckpointError(ValueError):
-    """The checkpoints of a folder are of another run, or cannot be used."""
+    """Checkpoints that belong to another run, or cannot be used."""
 
 
 class CheckpointWarning(RuntimeWarning):
-    """A checkpoint could not be written, or is damaged; the run goes on."""
+    """A checkpoint could not be written, or is damaged; the run continues."""
 
 
 def write_arrays(path: Path, about: Mapping[str, Any], arrays: Arrays) -> None:
-    """Writes a file as a whole or not at all; if interrupted, the old file stays.
+    """Writes a file atomically; if interrupted, the old file remains.
 
     Raises:
         OSError: if it cannot be written.
@@ -60,7 +60,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], Arrays]:
 
     Raises:
         OSError: if it cannot be opened.
-        DamagedError: if it is not whole.
+        DamagedError: if it is damaged.
     """
     arrays = read_npz(path)
     try:
@@ -127,7 +127,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 class Checkpoint(NamedTuple):
-    """A run as it was when it was saved.
+    """A saved run.
 
     Attributes:
         done: number of rounds.
@@ -226,7 +226,7 @@ def intact_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any], Che
             checkpoint = Checkpoint(about["done"], rounds, seconds, arrays, folder)
         except (OSError, ValueError, KeyError, TypeError) as error:
             warnings.warn(
-                f"{error}; the run goes on from the checkpoint before it, or from the beginning",
+                f"{error}; the run continues from the checkpoint before it, or from the beginning",
                 CheckpointWarning,
                 stacklevel=4,
             )
@@ -238,7 +238,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Returns the newest readable checkpoint of a folder; None if it has no checkpoints.
 
     Raises:
-        CheckpointError: if it has some, but none that is whole.
+        CheckpointError: if all of its checkpoints are damaged.
     """
     for _, _, checkpoint in intact_checkpoints(folder):
         return checkpoint
@@ -267,7 +267,7 @@ def _server_model(arrays: Arrays, prefix: str, shapes: PyTree) -> PyTree:
 
 
 def write_server_model(folder: Path, ends: Sequence[int], variables: Variables) -> None:
-    """Writes a checkpoint of a finished run that holds the server's model ``[R, *p]`` alone.
+    """Writes a checkpoint of a finished run with only the server's model ``[R, *p]``.
 
     ``ends`` are the rounds done at each evaluation.
 
@@ -299,5 +299,5 @@ def server_model_at(checkpoint: Checkpoint, shapes: PyTree, round: int) -> PyTre
 
 
 def server_file(done: int) -> str:
-    """Returns the name of the file with the server's model after so many rounds."""
+    """Returns the name of the file with the server's model after ``done`` rounds."""
     return f"server-{done:08d}.npz"

@@ -1,8 +1,8 @@
-"""Checkpoints: a run that is killed goes on as if nothing had happened.
+"""Checkpoints, from which a killed run resumes with the same results.
 
-One ``.npz`` file holds all of it: state, keys, and the results of every round and evaluation. Its
-arrays carry checksums, which Orbax's do not: of 20 Orbax checkpoints with one bit flipped, all
-were restored without a warning, with wrong weights.
+One ``.npz`` file holds the state, the keys, and the results of every round and evaluation. Its
+arrays carry checksums, which Orbax's do not: of 20 Orbax checkpoints with one bit flipped, all were
+restored without a warning, with wrong weights.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Checkpoints(NamedTuple):
     """Where and how often :func:`fedjax_sim.simulate` saves a run.
 
     Attributes:
-        folder: folder of this run only. If it has checkpoints of the run, the run resumes there.
+        folder: folder of this run only. If it has checkpoints of the run, the run resumes from
+          them.
         seconds: seconds between checkpoints, plus up to ten that a program runs; the end of the
             run is always saved. A checkpoint costs a copy of the state on the host; the next
             rounds run while it is written.
         keep: number of files to keep, the newest; at least 1.
-        weights: whether to keep the server's model of every evaluation too, each in a file of its
-            own that is written once.
+        weights: whether to keep the server's model of every evaluation too, each in its own file.
     """
 
     folder: str | Path
@@ -69,11 +69,11 @@ def rounds_saved(where: Checkpoints | str | Path) -> int:
 
 
 class Saver:
-    """Saves a run while it goes on.
+    """Saves a run while it is in progress.
 
     Args:
         where: folder and frequency.
-        identity: what identifies the run, by name: settings or their fingerprints.
+        identity: settings, or their fingerprints, that identify the run, by name.
         rounds: rounds of the run.
         eval_every: rounds between evaluations.
         layout: layout of the run.
@@ -125,7 +125,7 @@ class Saver:
     def offer(
         self, done: int, interval: Interval, evaluations: Evaluations, metrics: TreeBuffer
     ) -> None:
-        """Takes an interval, and saves the run if it is time to."""
+        """Adds an interval, and saves the run if a checkpoint is due."""
         self._evaluations, self._metrics = evaluations, metrics
         self._last = done, interval
         if interval.scored is not None:
@@ -136,7 +136,7 @@ class Saver:
             self._save()
 
     def _add(self, done: int, interval: Interval) -> None:
-        """Adds an evaluated interval, and writes its model if these are kept."""
+        """Adds an evaluated interval, and writes its model if models are kept."""
         i = len(self._interval_rounds)
         self._recorded |= pack(f"{i}.recorded", interval.recorded)
         self._interval_rounds.append(interval.rounds)
@@ -190,7 +190,7 @@ class Saver:
                 old.unlink()
 
     def _check_writer(self, *, wait: bool = False) -> None:
-        """Warns if the last checkpoint could not be written: the run goes on, and tries again."""
+        """Warns if the last checkpoint could not be written; the run continues and tries again."""
         if self._writing is None or not (wait or self._writing.done()):
             return
         writing, self._writing = self._writing, None
@@ -201,13 +201,13 @@ class Saver:
 
     def _warn(self, error: OSError) -> None:
         warnings.warn(
-            f"no checkpoint in {self._folder}: {error.strerror or error}; the run goes on",
+            f"no checkpoint in {self._folder}: {error.strerror or error}; the run continues",
             CheckpointWarning,
             stacklevel=2,
         )
 
     def _resumable(self, eval_every: int) -> Checkpoint | None:
-        """Returns the newest whole checkpoint that a run of so many rounds passes through."""
+        """Returns the newest intact checkpoint that a run of ``rounds`` rounds passes through."""
         saved = None
         for path, about, saved in intact_checkpoints(self._folder):
             self._check(path, about)

@@ -1,4 +1,4 @@
-"""Checks before a run starts, and of what its rounds return."""
+"""Checks before a run starts, and of the results of its rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_RUNS = 100_000
 
 
 def checked_seeds(seeds: Any) -> list[int]:
-    """Returns the seeds as integers; rejects anything that is not a list of seeds."""
+    """Returns the seeds as integers; rejects anything else than a list of seeds."""
     if isinstance(seeds, Sized) and len(seeds) > MOST_RUNS:  # before an array of a range, say
         raise ValueError(f"seeds must be at most {MOST_RUNS:,}, got {len(seeds):,}")
     given = np.asarray(seeds)
@@ -142,7 +142,7 @@ def _check_inputs(name: str, examples: EvalSet, data: ClientData) -> None:
 def check_targets(data: ClientData, sets: Mapping[str, EvalSet], task: Task) -> None:
     """Rejects targets, in samples or in ``data.relabel``, that the task does not have.
 
-    A label that is not a class has no gradient, and no place in a score.
+    A label that is not a class would have no gradient and no score.
     """
     for name, y in _each_once("y", data, sets).items():
         task.check(name, y)
@@ -295,7 +295,7 @@ def whole_number(name: str, given: Any) -> int:
 
 
 def task_of(task: Task | None, classes: int | None, auc: bool | None) -> Task:
-    """Returns the task, or a classification task with so many classes."""
+    """Returns the task, or a classification task with ``classes`` classes."""
     if task is None and classes is None:
         raise ValueError("task must be given, such as fs.tasks.regression(), or classes")
     if task is None:
@@ -309,9 +309,9 @@ def task_of(task: Task | None, classes: int | None, auc: bool | None) -> Task:
 
 
 def check_trained(algorithm: Algorithm, model: Model) -> None:
-    """Rejects a model that is not the one that the parts were made for.
+    """Rejects a model other than the one for which the parts were made.
 
-    A model that was made again, by the same calls, is the same.
+    A model that was made again by the same calls counts as the same.
     """
 
     def shapes(of: Model) -> Any:

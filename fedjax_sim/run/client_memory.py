@@ -31,7 +31,7 @@ from fedjax_sim.run.records import Run
 class ClientRows:
     """A compact array ``[R, N, *]`` whose clients share one row until they train.
 
-    NumPy takes it as an array: ``np.asarray`` makes all N rows, ``rows[run, client]`` one.
+    It is array-like: ``np.asarray`` makes all N rows, ``rows[run, client]`` one.
 
     Attributes:
         rows: ``[R, 1 + n, *]``: the row of the clients that never trained, then n other rows.
@@ -70,7 +70,7 @@ class ClientRows:
         return np.take(self.rows, self.row, axis=1).astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, key: Any) -> Any:
-        """Returns rows of clients of one run, a slice of the runs, or what an array returns."""
+        """Returns rows of clients of one run, a slice of the runs, or the result of an array."""
         if isinstance(key, slice):
             return ClientRows(self.rows[key], self.row)
         if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], int | np.integer):
@@ -96,7 +96,7 @@ def client_rows(array: Any, clients: NDArray[np.integer] | None = None, total: i
 
 
 def with_all_rows(values: PyTree) -> Any:
-    """Makes arrays of :class:`ClientRows`, for functions of JAX."""
+    """Converts :class:`ClientRows` to arrays, for functions of JAX."""
     return jax.tree.map(lambda a: np.asarray(a) if isinstance(a, ClientRows) else a, values)
 
 
@@ -108,7 +108,7 @@ def rows_that_fit(run: Run, layout: Layout, mb: float) -> StateRows | None:
 
 
 def check_state_unread(jaxpr: Jaxpr, inputs: tuple[Any, ...]) -> None:
-    """Rejects a program outside the rounds that reads per-client state, of its first input.
+    """Rejects a program outside the rounds that reads the per-client state in its first input.
 
     Raises:
         HeldError: if it reads per-client state.
@@ -122,7 +122,7 @@ class ClientMemory:
     """Per-client state, with a row for each client that is ever drawn; see :class:`ClientRows`.
 
     It exports and restores runs in place of a :class:`fedjax_sim.run.layout.Layout`. Between two
-    programs, runs are without per-client state.
+    programs, runs have no per-client state.
     """
 
     def __init__(self, layout: Layout, clients: int) -> None:
@@ -132,7 +132,7 @@ class ClientMemory:
         self._rows: dict[str, PyTree] = {}  # [R, 1 + n, *]: first the initial state of all
 
     def begin(self, run: Run) -> Run:
-        """Takes the initial state of all clients from the first row of a run."""
+        """Reads the initial state of all clients from the first row of a run."""
 
         def first(a: jax.Array) -> NDArray[Any]:
             shard = next(s for s in a.addressable_shards if not s.index[1].start)
@@ -146,7 +146,7 @@ class ClientMemory:
         """Makes rows for the clients of the next rounds, ``int32[R, T, S]``; N for an empty slot.
 
         Raises:
-            TooLargeError: if this machine has too little memory; names both sizes.
+            TooLargeError: if this machine does not have enough memory; names both sizes.
         """
         total = len(self._row)
         drawn = np.zeros(total + 1, bool)
@@ -211,7 +211,7 @@ class ClientMemory:
         return with_client_state(run, shapes_for(len(self._row), per_client_state(run)))
 
     def restored(self, run: Run) -> Run:
-        """Takes the state of an exported run; returns the rest on the devices."""
+        """Stores the state of an exported run; returns the rest on the devices."""
         rows = jax.tree.map(client_rows, per_client_state(run))
         self._row = jax.tree.leaves(rows)[0].row
         self._rows = jax.tree.map(lambda a: np.array(a.rows), rows)

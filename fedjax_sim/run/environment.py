@@ -1,4 +1,4 @@
-"""How a record of results is made: code, versions, settings, command, machine and date."""
+"""The provenance of a record of results: code, versions, settings, command, machine and date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The functions that the programs of an experiment compute, for any arrays."""
+"""The functions behind the programs of an experiment, for any arrays."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Functions:
         task: the task, by which the sets are scored.
         axes: axes of the runs.
         layout: layout of a run between two programs.
-        capacity: the most rounds that one ``advance`` may run.
+        capacity: the maximum number of rounds of one ``advance``.
         personal: whether rounds and the end score personal models; else ``own`` and ``count`` do.
-        largest: number of samples of the largest client of each set that personal models are
-            scored on.
+        largest: number of samples of the largest client of each set on which personal models are
+          scored.
         per_run: the algorithm of each run, if they differ.
         run: shapes of a run, if groups of devices train a model.
     """
@@ -188,7 +188,7 @@ class Functions:
         return self._with_personal(evaluated(run.keys, run.state, data), run, data, sets)
 
     def collect(self, run: Run, data: ClientData, sets: Sets) -> tuple[Array, EvaluatedModels]:
-        """Returns the uploads of the end and the final models."""
+        """Returns the uploads after the last round and the final models."""
         run = self.layout.stripped(run)
         collect = self._map(_with_round_key(Algorithm.collect), self._run_axes)
         variables, uploads = collect(run.keys, run.state, data)
@@ -241,8 +241,8 @@ class Functions:
 def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
     """Returns the number of samples of the largest client in each set with personal models.
 
-    It is a set of the clients of ``data``, or of clients that adapt. The first set is one of them;
-    a pooled set is not.
+    These are sets of the clients of ``data``, or of clients that adapt, but not pooled sets. The
+    first set is one of them.
     """
     if sets[0].adapt is not None:
         own = [examples for examples in sets if examples.adapt is not None]
@@ -252,10 +252,10 @@ def own_sizes(data: ClientData, sets: Sets) -> tuple[int, ...]:
 
 
 def functions_for(algorithm: Algorithm, made: Functions) -> Functions:
-    """Returns ``made``, or equal functions that were made for the same algorithm before.
+    """Returns ``made``, or equal functions that were made earlier for the same algorithm.
 
-    Another experiment with the algorithm (other seeds, say) is then neither traced nor compiled
-    again. The user's algorithm keeps the functions alive; ``made.algorithm`` is another object.
+    Another experiment with the algorithm, such as with other seeds, is then neither traced nor
+    compiled. The user's algorithm keeps the functions alive; ``made.algorithm`` is another object.
     """
     axes, structure = jax.tree.flatten((made.axes.data, made.axes.sets))
     key = (

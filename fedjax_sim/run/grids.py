@@ -127,15 +127,15 @@ class Sweep:
     def best(self, metric: str | None = None) -> Point:
         """Returns the point with the best mean validation score, each run at its best round.
 
-        Where clients' personal models are scored on the validation set, these are compared.
+        If clients' personal models are scored on the validation set, their scores are compared.
 
         Args:
             metric: a score of the task, or "loss"; None: the task's leading score. If the
                 validation set has clients, the unweighted mean over them.
 
         Returns:
-            The point, the first of equals; its ``result.validated(...)`` is the test score, with
-            ``personal=True`` of the personal models.
+            The point, the first in case of ties. Its ``result.validated(...)`` is the test score,
+            or with ``personal=True`` the test score of the personal models.
 
         Raises:
             ValueError: if the sweep has no validation set or no such score, all points diverged, or
@@ -194,7 +194,7 @@ def sweep(
             It is called with the numbers of every point, which checks them, and with traced
             scalars.
         grid: values by setting; the points are all combinations.
-        model: as in :func:`fedjax_sim.simulate`, and so are all that follow except ``on_plan``.
+        model: as in :func:`fedjax_sim.simulate`, like all that follow except ``on_plan``.
         data: the clients.
         test: the test set.
         rounds: number of local rounds.
@@ -216,7 +216,7 @@ def sweep(
         The sweep. A point that diverges does not end the others; ``diverged`` names its round.
 
     Raises:
-        ValueError: if the grid is empty, or a point is rejected; names its settings.
+        ValueError: if the grid is empty, or a point is rejected; the message has its settings.
         TooLargeError: if the runs of a group do not fit in a device's memory together.
         CheckpointError: if the folder has checkpoints of another sweep.
 

@@ -1,4 +1,4 @@
-"""Fingerprints of runs, to find out later whether two runs are the same."""
+"""Fingerprints of runs, to compare runs later."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 def digest(value: Any) -> str:
     """Returns a fingerprint of settings, functions and arrays; the same in another process.
 
-    A function contributes its name, its constants and its closure: ``optax.sgd(0.1)`` is
-    not ``optax.sgd(0.2)``. An unknown object contributes its type. So equal runs always have equal
-    fingerprints, and different runs may too.
+    A function contributes its name, its constants and its closure: ``optax.sgd(0.1)`` is not
+    ``optax.sgd(0.2)``. An unknown object contributes its type. Equal runs therefore always have
+    equal fingerprints; different runs may too.
 
     >>> import optax
     >>> digest(optax.sgd(0.1)) == digest(optax.sgd(0.1))
@@ -35,13 +35,13 @@ def digest(value: Any) -> str:
 
 
 def random_settings() -> dict[str, Any]:
-    """Returns the settings of JAX that decide which random numbers are drawn from a seed."""
+    """Returns the settings of JAX that determine the random numbers of a seed."""
     names = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable")
     return {name: getattr(jax.config, name) for name in names}
 
 
 def _digest(value: Any, known: dict[int, tuple[Any, str]]) -> str:
-    """Returns a fingerprint; ``known`` keeps seen objects alive, so that ids stay unique."""
+    """Returns a fingerprint; ``known`` keeps visited objects alive, so ids stay unique."""
     if value is None or isinstance(value, _PLAIN):
         return repr(value)
     if id(value) in known:

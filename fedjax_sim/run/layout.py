@@ -34,8 +34,8 @@ class RunAxes:
         runs: R.
         data: prefix of the clients' data: all runs share the samples; the partition may differ.
         sets: prefix of each evaluation set.
-        state: prefix of the state. All runs share the round number: unbatched, branches on it stay
-            real branches.
+        state: prefix of the state. All runs share the round number, so branches on it remain
+          branches.
     """
 
     runs: int
@@ -206,7 +206,7 @@ class Layout(NamedTuple):
 
 
 def full_copies(processes: Sequence[int]) -> int:
-    """Returns how many groups of devices hold all rows: one a process, or one a device if uneven.
+    """Returns the groups of devices that hold all rows: one per process, or per device if uneven.
 
     >>> full_copies([0, 0, 1, 1]), full_copies([0, 1, 0, 1]), full_copies([0, 0, 1])
     (2, 4, 3)
@@ -266,7 +266,7 @@ def readable(values: T, execution: Execution) -> T:
 
 
 def put_on_devices(sharding: Sharding, values: PyTree) -> PyTree:
-    """Puts arrays that this process has whole on devices of several processes."""
+    """Puts arrays of which this process has all parts on devices of several processes."""
 
     def put(a: Any) -> jax.Array:
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
@@ -294,7 +294,7 @@ def replicated(values: T, execution: Execution) -> T:
 
 
 def weights_of_runs(initial: Variables, shapes: Variables, runs: int) -> Variables:
-    """Returns the initial weights of each run, ``[R, *p]``, by those of one model or of all.
+    """Returns the initial weights of each run, ``[R, *p]``, given weights of one model or of all.
 
     Raises:
         ValueError: if ``initial`` has other shapes.

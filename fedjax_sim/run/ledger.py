@@ -114,7 +114,7 @@ class Ledger:
         )
 
     def evaluate(self, done: int, interval: Interval) -> Evaluation:
-        """Adds an interval; returns the evaluation after ``done`` rounds, with which it ends."""
+        """Adds an interval; returns the evaluation at its end, after ``done`` rounds."""
         self._last = interval
         self.metrics.add(interval.metrics)
         self.totals = self.totals.plus(interval.metrics)

@@ -266,9 +266,9 @@ def client_accuracy(
 
 
 def spread(values: NDArray[np.float64]) -> dict[str, float]:
-    """Returns mean, standard deviation, minimum, 10 % and 90 % quantile, maximum and count.
+    """Returns mean, standard deviation, minimum, 10 % and 90 % quantiles, maximum and count.
 
-    NaN, a client without a score, is left out; if nothing is left, all are NaN.
+    NaN, a client without a score, is ignored; if all are NaN, so is everything but the count.
 
     >>> found = spread(np.array([0.0, 1.0, np.nan]))
     >>> found["mean"], found["clients"]

@@ -1,4 +1,4 @@
-"""Prefetches the samples of the next cohorts from host memory, block by block of rounds."""
+"""Prefetches the samples of the next cohorts from host memory, in blocks of rounds."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class PrefetchBlocks:
 
     Args:
         data: the clients, in host memory.
-        samples_mb: MB that a device may hold of their samples, in both blocks; None: all of them.
-        rows: rows for their state; None: one for each client.
+        samples_mb: MB of samples that a device may hold, in both blocks; None: all samples.
+        rows: rows of per-client state; None: one for each client.
 
     Attributes:
         setting: name of the setting that needs blocks.
@@ -73,7 +73,7 @@ class PrefetchBlocks:
         self._check(1, 0, "a sample")
 
     def split(self, cohorts: NDArray[np.integer], every: int, done: int = 0) -> Iterator[Block]:
-        """Splits rounds into blocks, each as long as fits.
+        """Splits rounds into blocks, each as long as possible.
 
         Args:
             cohorts: ``int[R, T, S]``, the clients of each round; N for an empty slot.
@@ -113,9 +113,9 @@ class PrefetchBlocks:
         return clients[clients < self._data.clients]
 
     def fetched(self, block: Block | None) -> ClientData:
-        """Returns the data of a block, in arrays of the same size for every block.
+        """Returns the data of a block, in arrays of the same size for all blocks.
 
-        Without a block, the data have the server's own samples only.
+        Without a block, the data have only the server's own samples.
         """
         data = self._data
         if self._rows is not None:

@@ -69,8 +69,8 @@ class Programs:
         runs: R.
         every: rounds from one evaluation to the next.
         execution: where and how to run; None: as the algorithm was composed.
-        personal: whether the sets have the clients of ``data``: they are then also scored with
-            each client's personal model, if the algorithm has them. So are sets that adapt.
+        personal: whether the sets have the clients of ``data``: they, and sets that adapt, are then
+          also scored with personal models, if the algorithm has any.
         per_run: the algorithm of each run, if runs differ in more than their seeds; ``algorithm``
           is then one of them.
 
@@ -80,7 +80,7 @@ class Programs:
             on the devices.
         layout: layout of a run between two programs.
         hosted: whether client states stay on the host.
-        own_apart: whether programs of their own score personal models, some clients at a time.
+        own_apart: whether separate programs score personal models, some clients at a time.
         shapes: results of start, advance and finish with the counts, by name, once all is lowered.
     """
 
@@ -144,7 +144,7 @@ class Programs:
 
     @property
     def capacity(self) -> int:
-        """The most rounds that one call of ``advance`` runs."""
+        """The maximum number of rounds of one call of ``advance``."""
         return self._functions.capacity
 
     def lowered(
@@ -153,10 +153,10 @@ class Programs:
         weights: Variables | None = None,
         rounds: int | None = None,
     ) -> Iterator[tuple[str, Lowered]]:
-        """Yields the programs by name, lowered for devices that need not exist.
+        """Yields the programs by name, lowered for devices that may be absent.
 
         Nothing is placed and nothing runs; :meth:`jax.stages.Lowered.compile` compiles them.
-        Platforms are "cpu", "cuda" or "tpu"; None for that of the devices.
+        Platforms are "cpu", "cuda" or "tpu"; None: the platform of the devices.
         """
         on_cpu = platforms is None and self.execution.devices[0].platform == "cpu"
         for name, traced in self._traced(weights):
@@ -183,8 +183,8 @@ class Programs:
         """Traces all programs of a run; computes nothing.
 
         Raises:
-            ValueError: if the algorithm does not fit the data: it needs samples of the server's
-                own, or visits clients whose samples cannot be prefetched.
+            ValueError: if the algorithm does not fit the data: it needs samples at the server, or
+              visits clients whose samples cannot be prefetched.
         """
         results = {name: traced.out_info for name, traced in self._traced(None)}
         if self.blocks is not None:
@@ -267,7 +267,7 @@ class Programs:
         return options_for(self.execution.devices, quick=quick, largest=largest)
 
     def _quick(self, name: str, rounds: int | None) -> bool:
-        """Returns whether a program compiles quickly: it runs once, or its run trains briefly."""
+        """Returns whether to compile with less effort: the program runs once, or trains briefly."""
         trains = self.algorithm.parts.finish is not None or self.personal
         once = name in ONCE or (name == "finish" and not trains)
         return once or (rounds is not None and 0 < self._flops(rounds) < BRIEF)

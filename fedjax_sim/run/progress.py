@@ -22,7 +22,7 @@ def is_watched() -> bool:
 
 @contextmanager
 def progress_bar(what: str, rounds: int, done: int = 0) -> Iterator[Report]:
-    """Shows a progress bar on stderr; its speed is that of the rounds after the first ``done``."""
+    """Shows a progress bar on stderr; its speed excludes the first ``done`` rounds."""
     from tqdm import tqdm
 
     form: dict[str, Any] = {"desc": what, "unit": "round", "postfix": "compiling"}
@@ -40,7 +40,7 @@ def reporting(
     on_evaluation: Callable[[Evaluation], None] | None,
     on_rounds: Callable[[int], None] | None,
 ) -> tuple[Callable[[Evaluation], None], Callable[[int], None]]:
-    """Returns the callbacks of a run that also report its rounds and its last score."""
+    """Returns callbacks of a run that also report its rounds and its last score."""
     note = ""
 
     def evaluated(evaluation: Evaluation) -> None:

@@ -26,7 +26,7 @@ Privacy = Callable[..., float] | str | None
 
 
 def privacy_of(algorithm: Algorithm, data: ClientData) -> Privacy:
-    """Returns how ε of a private method is computed, or why it is unknown; None of others."""
+    """Returns how ε of a private method is computed, or why it is unknown; None for others."""
     if all(part.epsilon is None for part in algorithm.parts.preaggregation):
         return None
     try:
@@ -36,7 +36,7 @@ def privacy_of(algorithm: Algorithm, data: ClientData) -> Privacy:
 
 
 def client_privacy_of(algorithm: Algorithm, data: ClientData) -> ClientPrivacy | str | None:
-    """Returns the privacy of clients that add noise, or why it is unknown; None of others."""
+    """Returns the privacy of clients that add noise, or why it is unknown; None for others."""
     try:
         return client_privacy(algorithm.parts, data)
     except UnknownEpsilonError as error:
@@ -44,7 +44,7 @@ def client_privacy_of(algorithm: Algorithm, data: ClientData) -> ClientPrivacy |
 
 
 def _facts(algorithm: Algorithm, data: ClientData) -> dict[str, Any]:
-    """Returns what differs between algorithms; it holds neither the model nor samples."""
+    """Returns the fields that differ between algorithms, without the model and samples."""
     return {
         "algorithm": repr(algorithm),
         "privacy": privacy_of(algorithm, data),

@@ -1,4 +1,4 @@
-"""Results of the programs of a run, and its records from round to round."""
+"""Results of the programs of a run, and their records over the rounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SetCounts(NamedTuple):
     Attributes:
         sets: counts of the server model on each evaluation set.
         personal: counts of each client's personal model on the first set; None without them.
-        personal_validation: the same on the second set; None if it is not of these clients.
+        personal_validation: the same on the second set; None if it has other clients.
     """
 
     sets: tuple[Counts, ...]
@@ -39,8 +39,8 @@ class EvaluatedModels(NamedTuple):
 
     Attributes:
         variables: the models for the evaluation sets.
-        personal: counts of the personal models on each set of the clients, which only the
-            algorithm can make; None without.
+        personal: counts of the personal models on each set of the clients, which only the algorithm
+          can compute; None without them.
     """
 
     variables: Variables
@@ -56,7 +56,7 @@ class Collected(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The rounds from one evaluation to the next, as far as they are done.
+    """The rounds between two evaluations that are done so far.
 
     Attributes:
         rounds: number of rounds.
@@ -67,7 +67,7 @@ class Interval(NamedTuple):
         collected: the final models after the last round if models were in flight or the algorithm
             has a finish; else None.
         run: the run after the rounds; None for a restored interval that was not the last.
-        recorded: what ``record`` kept of the state.
+        recorded: the result of ``record`` for the state.
         wall: seconds until the evaluation; only for restored intervals.
     """
 

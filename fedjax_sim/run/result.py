@@ -51,10 +51,9 @@ class Result:
     Attributes:
         task: the task.
         evaluations: evaluations in order of rounds.
-        metrics: metrics of each round, NumPy ``[R, rounds, ...]``: the participants (``client``,
-            by slot), which model went where (``source``), losses, numbers of transfers,
-            diagnostics, simulated time (``time``, see :class:`fedjax_sim.base.Elapsed`; None
-            without a clock).
+        metrics: metrics of each round, NumPy ``[R, rounds, ...]``: the participants (``client``, by
+            slot), the moves of models (``source``), losses, numbers of transfers, diagnostics,
+            simulated time (``time``, see :class:`fedjax_sim.base.Elapsed`; None without a clock).
         variables: ``[R, *p]``, the final models.
         state: ``[R, ...]`` except ``round``, after the last round: clusters (``broadcast``),
             personal models and control variates (``client_state``), shared state, models in flight
@@ -63,13 +62,14 @@ class Result:
             clients that trained: ``np.asarray`` makes all N rows, ``a[run, client]`` one.
         samples: training samples visited, over all runs.
         steps: local steps that trained.
-        executed: local steps that the devices ran or waited: devices × steps of the longest.
+        executed: local steps that the devices ran or waited for: devices × steps of the busiest.
         model_bytes: bytes of one model (params and state).
         device_bytes: memory that the run needs on one device, as XLA planned it.
         compile_seconds: seconds of tracing, lowering and compiling.
-        run_seconds: all other seconds; of a resumed run, also those in which others compiled.
+        run_seconds: all other seconds; for a resumed run they include compilation by earlier
+          processes.
         xla_programs: programs compiled or fetched from the compilation cache.
-        provenance: the algorithm, seeds and clients, by which the result is saved and compared.
+        provenance: the algorithm, seeds and clients, for saving and comparing the result.
     """
 
     task: Task
@@ -158,8 +158,8 @@ class Result:
     ) -> NDArray[np.float64]:
         """Returns the test score of the weights with the best validation score, ``f64[R]``.
 
-        Each run has its own best round, by the same score; the first of equals. NaN is a run
-        without a validation score.
+        Each run has its own best round, the first in case of ties. A run without a validation score
+        is NaN.
 
         Args:
             metric: as in :meth:`series`.
@@ -223,7 +223,7 @@ class Result:
 
         A row is a score on the test set, on the validation set (``validation_NAME``) or of the
         clients' personal models (``personal_NAME``), pooled or, for a set of several clients, the
-        unweighted mean over them. The standard deviation is a population's.
+        unweighted mean over them. The standard deviation is that of the population (divisor R).
         """
         import pandas
 
@@ -281,8 +281,8 @@ class Result:
     def reached(self, metric: str, value: float, *, part: Set = "test") -> Reached:
         """Returns the cost of reaching a score of ``value``, run by run.
 
-        For a set of several clients, the score is their unweighted mean. At the end of a run whose
-        models in flight were collected, the score before that counts too.
+        For a set of several clients, the score is their unweighted mean. If models in flight were
+        collected at the end of a run, the score before that counts too.
 
         Args:
             metric: as in :meth:`series`.

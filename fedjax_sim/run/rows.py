@@ -27,11 +27,11 @@ def row_of(
     """Returns run i of an evaluation as a row, and the scores of its clients.
 
     ``place`` are the entries that identify the run, ``table int64[N, M]`` the clients' samples by
-    class, ``names`` those of the scored clients, if they have any.
+    class, ``names`` the names of the scored clients, if any.
 
     Returns:
         A line of ``metrics.jsonl``, and the line of ``clients.jsonl`` (empty without scores by
-        client); NaN is a score that does not exist.
+        client); missing scores are NaN.
     """
     place = {**place, "round": evaluation.round}
     clients = _client_scores(evaluation, i, table, task, len(names))

@@ -54,9 +54,9 @@ class Runner:
 
     Attributes:
         compile_seconds: seconds of tracing, lowering and compiling.
-        device_bytes: the most bytes that a device holds, once the programs are compiled.
-        model_bytes: bytes of one model, once the programs are compiled.
-        traffic: bytes that are sent, once the programs are compiled.
+        device_bytes: the peak memory of a device, known once the programs are compiled.
+        model_bytes: bytes of one model, known once the programs are compiled.
+        traffic: bytes that are sent, known once the programs are compiled.
     """
 
     def __init__(self, programs: Programs) -> None:
@@ -93,7 +93,7 @@ class Runner:
         """Runs all rounds; yields the rounds done and the interval at every evaluation.
 
         Between evaluations, about every ten seconds, it yields the rounds of the interval that are
-        done. Intervals of a checkpoint, ``saved``, come first, unchanged.
+        done. The intervals of a checkpoint, ``saved``, come first.
         """
         programs, over = self.programs, False
         if saved is not None and saved.evaluated == rounds:
@@ -234,7 +234,7 @@ class Runner:
         """Collects the models in flight after an interval, which becomes the last.
 
         Raises:
-            CheckpointError: if the run was saved after this interval and went on.
+            CheckpointError: if the run continued and was saved after this interval.
         """
         if interval.run is None:
             raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
@@ -313,10 +313,10 @@ class Runner:
 
 
 def rounds_of_call(left: int, seconds: float | None) -> int:
-    """Returns how many of the rounds ``left`` the next call runs: about ten seconds of them.
+    """Returns how many of the rounds ``left`` the next call runs, for about ten seconds.
 
-    ``seconds`` is how long a round took in the last call; None before the first call, of one round.
-    All processes of a run follow process 0.
+    ``seconds`` is the duration of a round in the last call; None before the first call, which runs
+    one round. All processes of a run follow process 0.
     """
     if left <= 1:
         return left

@@ -55,10 +55,10 @@ def simulate(
 ) -> Result:
     """Runs ``rounds`` rounds for every seed, and evaluates the models at intervals.
 
-    Rounds are one XLA program, called for about ten seconds of rounds at a time and up to the next
-    evaluation; results do not depend on these calls. Runs share a leading axis of the program.
-    A second call with the same algorithm compiles nothing if shapes and settings are the same:
-    seeds, weights, clients and the number of rounds may differ. The algorithm's parts must be pure
+    Rounds are one XLA program; a call runs it for about ten seconds, at most to the next
+    evaluation. Results do not depend on this. Runs share a leading axis of the program. A second
+    call with the same algorithm compiles nothing if shapes and settings are the same: seeds,
+    weights, clients and the number of rounds may differ. The algorithm's parts must be pure
     functions for that, as for ``jax.jit``. On CPU, a run that trains for a few seconds is compiled
     with less effort than a longer one, depending on its rounds and the size of its steps: results
     may differ by rounding.
@@ -72,17 +72,16 @@ def simulate(
         rounds: number of local rounds.
         classes: M, short for ``task=fs.tasks.classification(M)``.
         task: the targets and the scores, see :mod:`fedjax_sim.tasks`; either this or ``classes``.
-        seeds: one for each of the R runs; they decide initial weights, cohorts, shuffles and
-            dropout. Runs that differ in their clients (folds) may share a seed.
+        seeds: one for each of the R runs; they determine initial weights, cohorts, shuffles and
+          dropout. Runs that differ in their clients (folds) may share a seed.
         eval_every: rounds between evaluations; the last round is always evaluated.
-        validation: like ``test``, scored at the same rounds: :meth:`Result.validated` then needs
-            no stored weights. :func:`fedjax_sim.data.client_holdout` takes it out of the clients'
-            training samples.
+        validation: like ``test``, scored in the same rounds, for :meth:`Result.validated`.
+          :func:`fedjax_sim.data.client_holdout` takes it from the clients' training samples.
         auc: as in :func:`fedjax_sim.tasks.classification`, given with ``classes``.
         personal: whether client k of the test set is client k of ``data``: an algorithm with
-            personal models is then scored by these too. Give ``natural`` the same ids for both.
-            The same holds for a validation set with clients. Clients of a set with ``adapt``, see
-            :func:`fedjax_sim.data.eval_set`, are others: they adapt first, and this is False.
+            personal models is then scored by these too. The same holds for a validation set with
+            clients. Clients of a set with ``adapt``, see :func:`fedjax_sim.data.eval_set`, are
+            others: they adapt first, and this is False.
         loss: loss on the sets; None: the task's loss.
         execution: where and how to run; None: as the algorithm was composed.
         on_compiled: called before the first round, with the bytes that the run needs on each
@@ -98,8 +97,8 @@ def simulate(
             ``state.client_state`` for personal models and control variates.
         checkpoints: a folder, or :class:`fedjax_sim.Checkpoints`: the run is saved there and
             resumes from the newest checkpoint in the folder, bit for bit on the same devices.
-            ``on_evaluation`` is also called for restored evaluations. More ``rounds`` than the
-            saved run had are run on top.
+            ``on_evaluation`` is also called for restored evaluations. If ``rounds`` is larger than
+            in the saved run, the run is extended.
         stop: rule that ends the run at an evaluation before the last round, see
             :mod:`fedjax_sim.stop`; models in flight are then collected.
         progress: whether to show a progress bar; None: in a terminal or a notebook.
@@ -108,8 +107,8 @@ def simulate(
         The result of the run.
 
     Raises:
-        ValueError: if a setting is out of range or of the wrong kind, the model does not fit the
-            data, or is not the one that the local update trains.
+        ValueError: if a setting is out of range or of the wrong kind, or the model does not fit the
+          data or is not the one that the local update trains.
         TooLargeError: if the run does not fit in a device's memory; names both sizes.
         DivergedError: if a loss is not finite; names the round and the seed.
         CheckpointError: if the folder has checkpoints of another run or of more rounds, or if

@@ -1,6 +1,6 @@
 """Rules that end a run at an evaluation before its last round.
 
-The runs (seeds, folds) of a simulation are one program, which goes on until all are done.
+The runs (seeds, folds) of a simulation are one program, which continues until all are done.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Stop(NamedTuple):
     Attributes:
         done: maps all evaluations so far and the task to ``bool[R]``, which runs are done; a run
             that is done must stay done.
-        check: called before the first round with the task and the names of the sets and models
-            that are scored, see ``on`` of :func:`target`; rejects a simulation in which the rule
-            cannot act.
+        check: called before the first round with the task and the names of the sets and models that
+            are scored, see ``on`` of :func:`target`; rejects a simulation in which the rule could
+            never apply.
     """
 
     done: Callable[[Sequence[Evaluation], Task], NDArray[np.bool_]]
@@ -88,15 +88,15 @@ def patience(
     window: int = 1,
     threshold: float = 0.0,
 ) -> Stop:
-    """Stops when the best score on the validation set has not grown for so many evaluations.
+    """Stops when the best score on the validation set has not improved for some evaluations.
 
     Args:
-        evaluations: number of consecutive evaluations without growth.
+        evaluations: number of consecutive evaluations without improvement.
         score: a score of the task, or "loss"; None: the task's leading score.
         on: the model that is scored: the server's, or the clients' personal models.
-        window: evaluations over which the best score must grow.
-        threshold: the relative growth that is none yet. RADFed's authors stop at 0.001 over a
-            window of 100 epochs, for 100 epochs.
+        window: evaluations over which the best score must improve.
+        threshold: the largest relative improvement that does not count. RADFed's authors use 0.001,
+          a window of 100 epochs, and stop after 100 epochs.
 
     Returns:
         A rule for ``simulate(stop=...)``.
@@ -144,11 +144,11 @@ def patience(
 
 
 def budget(bytes: float) -> Stop:
-    """Stops when so many bytes have been sent, up and down together.
+    """Stops when a number of bytes has been sent, up and down together.
 
     Args:
-        bytes: bytes of one run. It ends at the first evaluation by which they have been sent;
-            models in flight are then still collected.
+        bytes: bytes of one run. It ends at the first evaluation after they have been sent; models
+          in flight are still collected.
 
     Returns:
         A rule for ``simulate(stop=...)``.
@@ -167,7 +167,7 @@ def budget(bytes: float) -> Stop:
 
 
 def seconds(limit: float) -> Stop:
-    """Stops when so much simulated time has passed.
+    """Stops when a simulated time has passed.
 
     Args:
         limit: limit in seconds. A run ends at the first evaluation at or after it.
@@ -197,7 +197,7 @@ def seconds(limit: float) -> Stop:
 
 
 def any_of(*rules: Stop) -> Stop:
-    """Stops when any of the rules applies, each run by itself.
+    """Stops each run when any of the rules applies to it.
 
     Args:
         rules: at least one rule.
@@ -206,7 +206,7 @@ def any_of(*rules: Stop) -> Stop:
         A rule for ``simulate(stop=...)``.
 
     Raises:
-        ValueError: if there is no rule, or an argument is no rule.
+        ValueError: if there are no rules, or an argument is not a rule.
 
     Example:
         >>> rule = any_of(target("accuracy", 0.9), budget(1e6))
@@ -227,7 +227,7 @@ def any_of(*rules: Stop) -> Stop:
 
 
 def check_stop(stop: Stop, task: Task, sets: Collection[str]) -> None:
-    """Rejects anything that is not a rule, and a rule that could never act."""
+    """Rejects anything that is not a rule, and a rule that could never apply."""
     _check_rule(stop)
     stop.check(task, sets)
 

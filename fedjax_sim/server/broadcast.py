@@ -44,7 +44,7 @@ class Past(NamedTuple):
 
 
 class stale(Broadcast):
-    r"""Sends a server model of some updates ago, as if others had arrived during local training.
+    r"""Sends an older server model, as if other updates had arrived during local training.
 
     .. math:: w_{recv} = w_{t-d}, \qquad d \sim U\{0, 1, \dots, \min(d_{max}, t)\}
 

@@ -1,4 +1,4 @@
-"""A start for each client, mixed from the models of all clients (FedAMP, FedFomo)."""
+"""Initial models for each client, mixed from the models of all clients (FedAMP, FedFomo)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedjax_sim.engine.needs import NO_FLIGHT, PLAIN_MEAN, PLAIN_SERVER, UNCHANG
 
 
 class _Collaborative(Broadcast):
-    """A broadcast whose state has the last model that each client sent; evaluated is that model.
+    """A broadcast whose state has the last model sent by each client, which is evaluated.
 
     The server model is the mean of the round's models and reaches no client.
     """
@@ -106,13 +106,13 @@ class first_order(_Collaborative):
               u_k = \sum_j \frac{\max(\omega_{kj}, 0)}{\sum_i \max(\omega_{ki}, 0)} w_j
 
     over the client's own model and M others that it downloads; :math:`w_k^{old}` is the model from
-    which it last trained. If no model is better, it goes on with its own. The server adds the
+    which it last trained. If no model is better, it continues with its own. The server adds the
     :math:`\omega_{kj}` to an affinity matrix P, which is 0 at first, and sends each client the M
     models of its largest entries. Each of them is replaced with probability ε by a random other
     one. The tag has the :math:`\omega_{kj}`, ``f32[N]``. The state has two models for each client.
 
-    F_k is measured on the samples on which the client trains, which favours its own model. The
-    paper holds out 20 % of them, as does PFLlib, which draws no random models.
+    F_k is measured on the client's training samples, which favours its own model. The paper and
+    PFLlib hold out 20 % of them; PFLlib draws no random models.
 
     Args:
         downloads: M.

@@ -56,10 +56,10 @@ class calibrated(Finish):
               \Sigma_j = \frac{1}{n_j - 1} \sum_{i : y_i = j} (z_i - \mu_j) (z_i - \mu_j)^\top,
               \qquad \tilde z \sim \mathcal N(\mu_j, \Sigma_j)
 
-    over the samples of all clients, each of which sends the moments of its own; z are the features
+    over the samples of all clients, who send the moments of their own samples; z are the features
     of the final model. Starting from its weights, the head takes steps of gradient descent on the
     mean cross-entropy of the drawn features, equally many for each class that any client has. The
-    rest of the model is unchanged; its outputs must be those of its head.
+    rest of the model is unchanged; its head must compute its outputs.
 
     Traffic: a model down to each client, 4 M (D² + D + 1) bytes up from each.
 

@@ -28,15 +28,15 @@ FROZEN = Need(
 
 
 class exact_lora(Server):
-    r"""Aggregates the products of adapters exactly: the server adds to W what their means lack.
+    r"""Aggregates the products of adapters exactly: the server adds the missing part to W.
 
     .. math:: A \leftarrow \sum_k p_k A_k, \qquad B \leftarrow \sum_k p_k B_k, \qquad
               W \leftarrow W + \frac{\alpha}{r} \Bigl(\sum_k p_k A_k B_k - A B\Bigr)
 
-    The mean of A and the mean of B alone are FedIT, whose product is not the mean of the products.
-    This is FedEx-LoRA. With ``restart`` it is FLoRA: W takes the whole mean of the products,
-    A is drawn anew and B is 0. Clients receive the adapted matrices W in every round, and send A
-    and B alone.
+    This is FedEx-LoRA. FedIT only averages A and B, and the product of the means is not the mean of
+    the products. With ``restart`` it is FLoRA: the whole mean of the products is added to W, A is
+    redrawn, and B is 0. Clients receive the adapted matrices W in every round, and send only A and
+    B.
 
     Args:
         restart: whether each round begins with new adapters, as in FLoRA.

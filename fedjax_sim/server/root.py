@@ -1,4 +1,4 @@
-"""Servers that train on samples of their own."""
+"""Servers that train on their own samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CLIP = 5.0  # the largest norm of a gradient, in the authors' code
 
 
 class _Training(Server):
-    """A server that trains on samples of its own."""
+    """A server that trains on its own samples."""
 
     local: LocalUpdate
 
@@ -98,13 +98,13 @@ class train_on_root(_Training):
 
 
 class train_beside(_Training):
-    r"""Trains the server as one more client, on samples that clients gave it.
+    r"""Trains the server as one more client, on samples that clients have sent to it.
 
     .. math:: w_{t+1} = w_t + \frac{n \sum_k p_k \Delta_k + n_0 (w_0 - w_t)}{n + n_0}, \qquad
               w_0 = \mathrm{train}(w_t, D_0), \qquad n = \sum_{k \in U_t} n_k
 
-    It needs data with ``root`` samples; the n_0 samples go up once, before the first round. As
-    everywhere, a round in which no model arrives moves nothing.
+    It needs data with ``root`` samples; the n_0 samples are uploaded once, before the first round.
+    A round in which no model arrives leaves the server model unchanged.
 
     Args:
         local: the local update, run on the server's samples as on a client's; it restarts in every
@@ -142,15 +142,15 @@ class distilled(Server):
 
     over the server's own samples (the ``root`` samples of the data), whose labels are not used. All
     models count equally in q, whatever their weights. The clients' models run without dropout and
-    with their own BatchNorm statistics; w is trained with both, so that its statistics become those
-    of the server's samples. Adam restarts in every round, its rate decays to 0 along a cosine, and
+    with their own BatchNorm statistics; w is trained with both, so its statistics become those of
+    the server's samples. Adam restarts in every round, its rate decays to 0 along a cosine, and
     gradients are clipped to norm 5.
 
     Args:
         model: the model that the clients train.
         steps: minibatches in a round; 0 changes nothing, bit for bit.
         lr: Adam's initial rate.
-        batch_size: samples in a minibatch, drawn anew for each; all samples if there are fewer.
+        batch_size: samples in a minibatch, redrawn in every step; all samples if there are fewer.
 
     Raises:
         ValueError: if a number is out of range; in the first round, if the data have no ``root``.

@@ -62,7 +62,7 @@ class dynamic(Server):
 
 
 class participation(Server):
-    r"""Averages over all clients, as if those that did not take part had sent zero updates.
+    r"""Averages over all clients, as if the clients outside the cohort had sent zero updates.
 
     .. math:: w_{t+1} = w_t + \frac{m}{N} \bar\Delta
 

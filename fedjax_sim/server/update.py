@@ -1,4 +1,4 @@
-"""Server updates: how the server model moves, given the aggregate of the clients' updates."""
+"""Server updates: steps of the server model, given the aggregate of the clients' updates."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class sign_agreement(Server):
               \operatorname{sgn}(\Delta_k)_i \bigr| \ge \theta \,\Bigr]
 
     :math:`\eta_\theta` is a learning rate for each coordinate: the momentum of the wrapped server
-    is updated everywhere, but only moves the coordinates that clients agree on. Each model counts
+    is updated everywhere, but only moves the coordinates on which clients agree. Each model counts
     once, whatever its weight. The state (BatchNorm statistics) is unchanged. With ``backwards`` it
     is the robust learning rate, a defence against backdoors: :math:`\eta_{\theta,i}` is -1 instead
     of 0 where too few clients agree.
@@ -132,9 +132,9 @@ class sign_agreement(Server):
         threshold: θ; if it equals the number of models, all must agree. 0 changes nothing, bit for
             bit.
         server: the server that computes the step.
-        literal: omit the absolute value, as printed: this also stops every coordinate in which
-            the clients agree on a negative step. The paper's own source (robust learning rate) has
-            the absolute value.
+        literal: omit the absolute value, as printed: coordinates in which the clients agree on a
+          negative step then stop too. The robust learning rate, from which the paper takes it, has
+          the absolute value.
         backwards: take the step in the opposite direction where too few clients agree.
 
     Raises:
@@ -213,8 +213,8 @@ class chain(Server):
     .. math:: s_0 = \sum_k p_k \Delta_k, \qquad s_i = \mathrm{server}_i(s_{i-1}, w_t), \qquad
               w_{t+1} = w_t + s_n
 
-    Only the last one determines how a model is encoded on its way down, as it changes the steps of
-    the others.
+    Only the last one determines the encoding of downloads, because it changes the steps of the
+    others.
 
     Args:
         servers: the server updates in order; without any it is :func:`replace`.

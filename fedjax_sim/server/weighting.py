@@ -49,8 +49,8 @@ class unbiased(Part):
 
     where :math:`\pi_k` is the expected number of slots that visit client k, which the selection
     states (:attr:`fedjax_sim.base.Selection.expected_visits`): the probability of its draw if no
-    client is drawn twice. The factors do not sum to 1 in a round, so that the state (BatchNorm
-    statistics) is averaged, weighted by them.
+    client is drawn twice. The factors do not sum to 1 in a round, so the state (BatchNorm
+    statistics) is averaged with them as weights.
 
     Args:
         weighting: the weights a_k of the aggregate of all clients.

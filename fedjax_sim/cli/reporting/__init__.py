@@ -1,1 +1,1 @@
-"""``python -m fedjax_sim.report``: runs side by side, as a page, tables and pictures."""
+"""``python -m fedjax_sim.report``: compares runs in a page, tables and pictures."""

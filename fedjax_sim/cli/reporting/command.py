@@ -1,4 +1,4 @@
-"""``python -m fedjax_sim.report``: the command, and the folder that it writes."""
+"""``python -m fedjax_sim.report``: the command and its folder."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=f"python -m {PROGRAM}",
-        description="Sets runs side by side: report.html, one page that needs nothing else; "
-        "report.md, table.tex, table.csv, and the pictures as .svg and .pdf. With --wide also the "
+        description="Compares runs: writes report.html, a self-contained page; report.md, "
+        "table.tex and table.csv; and the pictures as .svg and .pdf. With --wide also the "
         "table of a paper.",
         epilog="Example: python -m fedjax_sim.report runs/a runs/b --baseline fedavg --out report",
     )
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="DIR",
         type=folder_name,
-        help="folder of a run of fedjax_sim.bench, or of a study: all its cells that are finished",
+        help="folder of a run of fedjax_sim.bench, or of a study for all of its finished cells",
     )
     parser.add_argument(
         "--out",
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--baseline",
         metavar="NAME",
-        help="the method that the others are compared with (default: the study's, or the first)",
+        help="the method with which the others are compared (default: the study's, or the first)",
     )
     parser.add_argument(
         "--wide",
@@ -102,10 +102,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def write(reading: Reading, groups: Sequence[Group], tables: Sequence[Wide], out: Path) -> None:
-    """Writes the report in place of an earlier one; nothing before all of it is made.
+    """Writes the report over an earlier one, after everything has been made.
 
     Raises:
-        ValueError: if the folder has other files, and no report.
+        ValueError: if the folder has other files and no report.
     """
     if out.is_dir() and any(out.iterdir()) and not (out / "report.html").exists():
         raise ValueError(f"--out {out} has other files, and no report: name a new folder")

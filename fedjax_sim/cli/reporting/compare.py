@@ -1,4 +1,4 @@
-"""What runs come to: scores over runs, paired differences, the worst tenth."""
+"""Statistics of runs: scores over runs, paired differences, the worst tenth."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Over(NamedTuple):
     """A number over runs.
 
     Attributes:
-        values: of each run, ``f64[R]``; NaN if it is not known.
-        diverged: in words, if a run diverged; then there is no mean.
+        values: ``f64[R]``, the number of each run; NaN if unknown.
+        diverged: description of a divergence; then there is no mean.
     """
 
     values: Floats
@@ -36,7 +36,7 @@ class Over(NamedTuple):
 
     @property
     def std(self) -> float:
-        """The standard deviation of a population."""
+        """The population standard deviation."""
         return float(np.sqrt(mean_known((self.values - self.mean) ** 2)))
 
 
@@ -73,7 +73,7 @@ def over_runs(trial: Trial, moment: Moment) -> Over | None:
 
 
 def _diverged(trial: Trial) -> str:
-    """Writes when a trial diverged.
+    """Describes when a trial diverged.
 
     A method whose loss is not finite in one run ends in all of them.
     """
@@ -87,7 +87,7 @@ def _diverged(trial: Trial) -> str:
 
 
 def decisive(trials: Iterable[Trial]) -> Moment:
-    """Returns the score by which methods are compared: never the best on the test set."""
+    """Returns the moment at which methods are compared: never the best on the test set."""
     scored = [trial for trial in trials if len(trial.rounds)]
     return "validated" if all(t.validation is not None for t in scored) else "final"
 
@@ -116,10 +116,10 @@ def difference(trial: Trial, baseline: Trial, moment: Moment) -> Difference:
 def grouped(
     trials: Sequence[Trial], baseline: str | None, implied: str | None = None
 ) -> list[Group]:
-    """Groups the trials by problem, in order, each with a label of its own.
+    """Groups the trials by problem, in order, and gives each a unique label.
 
-    The baseline is a method's or trial's name; of several trials it is the one that is best on the
-    validation set. Without one it is that of a study, or the first of the group.
+    The baseline is the name of a method or a trial; of several trials, the one that is best on the
+    validation set. By default it is the study's, or the first of the group.
 
     Raises:
         ValueError: if no group has the baseline, or one has several and no validation set.
@@ -155,7 +155,8 @@ def grouped(
 def best_settings(group: Group) -> Group | None:
     """Returns each method's best trial on the validation set; None if no method has several.
 
-    A method whose every trial diverged has none. The baseline is that of the baseline's method.
+    A method of which every trial diverged is omitted. The baseline is the best trial of the
+    baseline's method.
     """
     methods = by_series(group.trials)
     if decisive(group.trials) != "validated" or all(len(of) == 1 for of in methods.values()):
@@ -177,7 +178,7 @@ def by_series(trials: Iterable[Trial]) -> dict[str, list[Trial]]:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Returns the trial that is best on the validation set; the first of equals."""
+    """Returns the trial that is best on the validation set, the first in case of ties."""
     overs = {trial: over_runs(trial, "validation") for trial in trials}
     means = {t: o.mean for t, o in overs.items() if o is not None and not math.isnan(o.mean)}
     best = min if trials[0].metric.best == "lowest" else max
@@ -185,7 +186,7 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the names of the settings that are not the same everywhere.
+    """Returns the names of the settings that differ.
 
     >>> differing([{"lr": 0.1, "epochs": 2, "mu": 1}, {"lr": 0.2, "epochs": 2}])
     ['lr', 'mu']

@@ -73,7 +73,7 @@ def _of_wide(wide: Wide, folder: Path, mark: str, styles: Styles) -> Section:
     title = f"Methods by {wide.setting}" + f", {wide.title}" * bool(wide.title)
     items: list[Any] = [wide.note, wide.table()]
     if wide.distance is not None:
-        caption = "Average ranks; a bar joins methods that Nemenyi's test does not tell apart"
+        caption = "Average ranks; bars join methods without a significant difference (Nemenyi)"
         averages = dict(zip(wide.rows, wide.ranks.mean(axis=0).tolist(), strict=True))
         for kind in KINDS:
             draw_ranks(averages, wide.distance, folder / f"ranks{mark}.{kind}", title, styles)
@@ -88,7 +88,7 @@ def titles(groups: Sequence[Group]) -> list[str]:
 
 
 def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Table, str]]:
-    """Returns a table for each group, the best settings of its methods, with title and note."""
+    """Returns a table for each group of the best settings of its methods, with title and note."""
     note = f"{spread(trial.runs for trial in reading.trials)} {BOLD}"
     if reading.unscored:
         note += f" {no_score(reading.unscored)}"
@@ -98,8 +98,8 @@ def summaries(reading: Reading, groups: Sequence[Group]) -> list[tuple[str, Tabl
 
 def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
     score_lines = dict.fromkeys(
-        f"Score: {score_text(trial.score)}; the {trial.metric.best} is the best, in bold, and the "
-        "next one of at least three is underlined."
+        f"Score: {score_text(trial.score)}; the {trial.metric.best} is best, in bold; with "
+        "at least three methods the second best is underlined."
         for trial in reading.trials
     )
     lines: list[Any] = [" ".join([*score_lines, spread(trial.runs for trial in reading.trials)])]
@@ -122,7 +122,7 @@ def _opening(reading: Reading, groups: Sequence[Group]) -> list[Any]:
 
 
 def _of_group(whole: Group, title: str, folder: Path, mark: str, styles: Styles) -> list[Section]:
-    """Returns the chapter of a problem; if settings are tuned, the best ones come first."""
+    """Returns the chapter of a problem; if settings are tuned, it starts with the best ones."""
     group = whole
     items: list[Any] = []
     if (chosen := best_settings(whole)) is not None:
@@ -175,8 +175,8 @@ def _on_differences(group: Group) -> list[str]:
     ]
     if len({frozenset(t.keys) for t in group.trials if t.keys}) > 1:
         lines.append(
-            "The runs are not the same for all: the means above are each method's own, the "
-            "differences are those of the runs that both have."
+            "The methods have different runs: the means above are over each method's runs, the "
+            "differences over the runs of both."
         )
     few = sorted({len(d.values) - d.equal for d in found if 0 < len(d.values) - d.equal < 6})
     if few and not folds:
@@ -186,7 +186,7 @@ def _on_differences(group: Group) -> list[str]:
 
 
 def _partitions(reading: Reading, folder: Path) -> list[Any]:
-    """Returns the hash of each partition, and the pictures that runs have drawn of them."""
+    """Returns the hash of each partition, and the runs' pictures of them."""
     owners: dict[tuple[str, str, str], list[str]] = {}
     drawn: dict[tuple[str, ...], Picture] = {}
     for name, run in reading.runs.items():
@@ -227,7 +227,7 @@ def _shown(value: Any) -> str:
 
 
 def _code(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the versions of a run, and the commit of this package if it is known.
+    """Returns the versions of a run, and the commit of this package if known.
 
     >>> _code({"versions": {"jax": "0.10.2"}, "commit": "5eed" * 10, "dirty": True})
     {'jax': '0.10.2', 'commit': '5eed5eed5eed with changes'}

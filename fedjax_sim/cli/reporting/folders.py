@@ -1,4 +1,4 @@
-"""The folders of runs and studies that a report is of, and their names."""
+"""The folders of runs and studies in a report, and their names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StudyRecord(NamedTuple):
 
     Attributes:
         rows: the settings of each row.
-        cells: by the name of its folder, the settings that set a cell apart, in order.
-        baseline: the row that the others are compared with; None if it is not known.
+        cells: the distinguishing settings of each cell, in order, by the name of its folder.
+        baseline: the row with which the others are compared; None if unknown.
         columns: the setting whose values are the columns of the study's table, or None.
     """
 
@@ -56,7 +56,7 @@ def name_folders(
     cells: dict[Path, StudyRecord] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder")
+            raise ValueError(f"{folder} is not a folder")
         whole = folder.resolve()
         if folder not in studies:
             found[folder] = whole.parts

@@ -41,14 +41,14 @@ def _marked(cell: str, text: str, marks: Mapping[Any, str]) -> str:
 
 
 def terminal(title: str, table: Table, note: str) -> str:
-    """Writes a table for the terminal, with its title and its note; see :data:`STARS`."""
+    """Formats a table for the terminal, with its title and its note; see :data:`STARS`."""
     rows = [[_marked(cell, cell, TERMINAL) for cell in row] for row in table.rows]
     words = textwrap.fill(note.replace(BOLD, STARS), 100)
     return "\n\n".join(filter(None, [title, aligned([table.head, *rows]), words]))
 
 
 def markdown(table: Table) -> str:
-    """Writes a table in Markdown."""
+    """Formats a table in Markdown."""
     rule = [":--", *([":--"] if table.words else ["--:"]) * (len(table.head) - 1)]
     cells = [[_marked(cell, plain(cell), MARKDOWN) for cell in row] for row in table.rows]
     rows = [[plain(title) for title in table.head], rule, *cells]
@@ -65,9 +65,9 @@ def plain(text: str) -> str:
 
 
 def latex_of(made: Sequence[tuple[str, Table, str]]) -> str:
-    """Writes tables with their titles and notes as one, if their columns are the same.
+    """Formats tables with their titles and notes as one, if their columns are the same.
 
-    Other tables are written one after the other.
+    Other tables follow one another.
     """
     if len({tuple(table.head) for _, table, _ in made}) == 1:
         notes = dict.fromkeys(note for *_, note in made)
@@ -76,7 +76,7 @@ def latex_of(made: Sequence[tuple[str, Table, str]]) -> str:
 
 
 def latex(parts: Mapping[str, Table], note: str) -> str:
-    """Writes tables of the same columns, one below the other, as a ``tabular`` of booktabs.
+    """Formats tables with the same columns, one below the other, as a ``tabular`` of booktabs.
 
     Args:
         parts: the tables by title; the title of a single table is not shown.
@@ -114,7 +114,7 @@ def escaped(text: str) -> str:
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Writes rows as CSV, with the columns of all of them; an unknown number is empty."""
+    """Formats rows as CSV, with the columns of all of them; an unknown number is empty."""
     import pandas
 
     frame = pandas.DataFrame(rows, dtype=object)  # integers stay integers beside unknown ones

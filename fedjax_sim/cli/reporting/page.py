@@ -1,4 +1,4 @@
-"""A report as one HTML page: pictures inline, nothing from elsewhere; and as Markdown."""
+"""A report as one self-contained HTML page, and as Markdown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MEDIA = {".png": "image/png", ".svg": "image/svg+xml"}
 def html(title: str, sections: Sequence[Section], folder: Path) -> str:
     """Writes the page.
 
-    All text goes through a tree of elements, which escapes it.
+    A tree of elements escapes all text.
     """
     body = ET.Element("body")
     _add(body, "h1", title)

@@ -44,10 +44,10 @@ Styles = Mapping[str, Mapping[str, Any]]
 
 
 def styles_of(groups: Iterable[Group]) -> Styles:
-    """Returns a colour for each method, and tints of it with other dashes for its settings.
+    """Returns a colour for each method, and tints with other dashes for its settings.
 
-    The settings of a single method have a colour each. Methods are named too: a method whose
-    settings are not told apart has its colour.
+    If there is a single method, each setting has a colour. Names of methods are keys too, for
+    pictures that do not distinguish their settings.
     """
     labels: dict[str, dict[str, None]] = {}
     for group in groups:
@@ -77,7 +77,7 @@ def draw_curves(
 ) -> list[Picture]:
     """Draws the curves of a group; ``mark`` ends the names of the files.
 
-    Styles are those of :func:`styles_of`; a missing one is chosen by the place.
+    Styles come from :func:`styles_of`; a missing one is chosen by the index.
     """
     drawn = []
     for part, labels, trials in _parts(group):
@@ -137,7 +137,7 @@ def _curve(label: str, trial: Trial) -> Curve:
 
 
 def _fit(text: str, most: int) -> str:
-    """Shortens a text by its middle."""
+    """Shortens a text in its middle."""
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 + 3 :]}"
 
 
@@ -147,7 +147,7 @@ def draw_histograms(
     title: str,
     styles: Styles = MappingProxyType({}),
 ) -> None:
-    """Draws histograms of the clients' scores, all runs together, to one scale."""
+    """Draws histograms of the clients' scores of all runs, with a common scale."""
     from matplotlib.ticker import PercentFormatter
 
     metric = shown[0][1].metric
@@ -181,7 +181,7 @@ def draw_histograms(
 def client_score(trial: Trial) -> str:
     """Names the clients' scores.
 
-    Without test samples of their own: what the mix of their labels lets expect.
+    For clients without test samples they are expected scores, given their labels.
     """
     if trial.score.startswith("client_"):
         return f"test {trial.score.removeprefix('client_')} of a client"
@@ -191,7 +191,7 @@ def client_score(trial: Trial) -> str:
 def draw_ranks(
     averages: Mapping[str, float], distance: float, path: Path, title: str, styles: Styles
 ) -> None:
-    """Draws a critical-difference diagram: bars join methods that the test cannot tell apart.
+    """Draws a critical-difference diagram: bars join methods without a significant difference.
 
     Source: Demšar 2006 <https://jmlr.org/papers/v7/demsar06a.html>, figure 1.
     """

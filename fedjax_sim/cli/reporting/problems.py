@@ -1,4 +1,4 @@
-"""The learning problem of a run: scores of different problems are not compared."""
+"""The learning problem of a run; scores of different problems are not compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Problem(NamedTuple):
     """A learning problem; scores of different problems are never compared.
 
-    The attributes are settings as ``config.json`` has them, and the key of the score.
+    The attributes are settings of ``config.json``, and the key of the score.
     """
 
     dataset: str
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
 
 def score_text(key: str) -> str:
-    """Writes a score in words, by its key.
+    """Describes a score, given its key.
 
     >>> score_text("accuracy"), score_text("client_auc")
     ('accuracy on the test set', 'mean auc over test clients')

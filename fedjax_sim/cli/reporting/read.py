@@ -33,12 +33,12 @@ NO_SETTINGS = frozenset(
 
 
 class Key(NamedTuple):
-    """What sets one run of a method apart: equal keys are the same clients and test samples.
+    """Identifies a run of a method: equal keys mean the same clients and test samples.
 
     Attributes:
-        seed: of the run.
+        seed: the seed of the run.
         fold: None without folds.
-        partition: the hash of who has which sample.
+        partition: the hash of the partition.
     """
 
     seed: int
@@ -48,29 +48,30 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """One method in one folder: T evaluations of R runs; NaN is a score that is not known.
+    """One method in one folder: T evaluations of R runs; unknown scores are NaN.
 
     Attributes:
         run: the name of its folder.
-        algorithm: as the command names it.
+        algorithm: its name in the command.
         row: the study's name for the method; None outside of a study.
-        cell: the settings that set its cell of the study apart; empty outside of a study.
-        alone: whether this setting is the row's only one.
+        cell: the distinguishing settings of its cell of the study; empty outside of a study.
+        alone: whether the row has only this setting.
         own: whether personal models are scored.
         problem: the learning problem.
-        settings: all of them, its own ones too.
+        settings: all settings, including the method's own.
         score: the key of the score; it begins with "client_" if it is the mean over clients.
         metric: how the score is read.
-        keys: what sets the R runs apart.
-        rounds: done at each evaluation, ``int64[T]``.
-        scores: on the test set, ``f64[T, R]``; NaN from the round on in which a run diverged.
+        keys: the keys of the R runs.
+        rounds: ``int64[T]``, the rounds done at each evaluation.
+        scores: ``f64[T, R]``, on the test set; NaN from the round in which a run diverged.
         validation: on the validation set; None without one.
-        sent: bytes up and down so far, ``f64[2, T, R]``.
-        across: what else was counted by then, ``f64[T, R]`` by its key in the records.
-        by_client: of the last round, ``f64[K]`` for each run; empty if they were not kept.
-        diverged: the round in which each run diverged, by its place among the R; 0 if it is not
-            known. If the method ended there, all did.
-        summary: of the method, as the command wrote it.
+        sent: ``f64[2, T, R]``, the bytes up and down so far.
+        across: ``f64[T, R]``, other totals so far, by their keys in the records.
+        by_client: ``f64[K]`` for each run, the clients' scores in the last round; empty if not
+          kept.
+        diverged: the round in which each run diverged, by its index among the R runs; 0 if unknown.
+          If the method ended there, all runs did.
+        summary: the method's entry in ``summary.json``.
     """
 
     run: str
@@ -110,19 +111,19 @@ class Trial:
 
     @property
     def series(self) -> str:
-        """The method, and whether it is the clients' own models that are scored."""
+        """The method, and whether the clients' own models are scored."""
         return f"{self.method}{self._whose}"
 
     @property
     def _whose(self) -> str:
-        """What is added to a name if not the server's model is scored."""
+        """The suffix of a name if the clients' own models are scored."""
         if not self.own:
             return ""
         return ", adapted models" if self.summary.get("adapted") else ", own models"
 
     @property
     def label(self) -> str:
-        """The method with its setting, as tables and pictures name it."""
+        """The method with its setting, for tables and pictures."""
         if self.row is None or (not self.alone and self.row.partition("(")[0] == self.plain):
             name = self.algorithm
         else:
@@ -131,15 +132,15 @@ class Trial:
 
 
 class Reading(NamedTuple):
-    """All that is reported.
+    """The contents of the folders of a report.
 
     Attributes:
-        runs: the folders that have a result, by name.
+        runs: the folders with a result, by name.
         trials: their methods, in order.
-        unfinished: runs without a result, in words.
-        unscored: methods whose models are whole at the clients alone, where these are not scored.
-        baseline: the row that the first study compares the others with; None without a study.
-        columns: the setting that is across in the first study's table, or None.
+        unfinished: descriptions of runs without a result.
+        unscored: methods that only have whole models at the clients, which were not scored.
+        baseline: the row with which the first study compares the others; None without a study.
+        columns: the setting in the columns of the first study's table, or None.
     """
 
     runs: dict[str, SavedRun]
@@ -193,17 +194,17 @@ def read_folders(folders: Sequence[Path]) -> Reading:
 def no_score(methods: Sequence[str]) -> str:
     """Returns the line about methods that have no score."""
     return (
-        f"No score of {', '.join(methods)}: some leaves stay with the clients, whose own models "
-        "--split holdout scores."
+        f"No score of {', '.join(methods)}: some leaves stay with the clients; --split holdout "
+        "scores their own models."
     )
 
 
 def _trials(
     name: str, saved: SavedRun, algorithm: str, study: StudyRecord | None
 ) -> Iterator[Trial]:
-    """Yields a method's series: of the server's model, and of the clients' own if it has any.
+    """Yields a method's trials: of the server's model, and of the clients' own if it has any.
 
-    Those of a study come once for each row that has the setting.
+    In a study they are repeated for each row that has the setting.
     """
     settings, summary = saved.settings, saved.summary[algorithm]
     rows = _rows(saved, algorithm)
@@ -294,7 +295,7 @@ def _at(row: Any, keys: Sequence[str]) -> Any:
 def _numbers(values: Sequence[Any]) -> Floats:
     for value in values:
         if not isinstance(value, int | float | None):
-            raise TypeError(f"{value!r} is no number")
+            raise TypeError(f"{value!r} is not a number")
     found = np.array([math.nan if value is None else value for value in values], np.float64)
     return np.where(np.isfinite(found), found, np.nan)
 

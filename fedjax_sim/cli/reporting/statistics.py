@@ -25,7 +25,7 @@ OF_SEEDS = "Wilcoxon's signed-rank test"
 
 
 def spread(runs: Iterable[int]) -> str:
-    """Describes a mean ± a spread of methods, by the numbers of their runs R.
+    """Describes a mean ± a spread, given the numbers of runs R of the methods.
 
     >>> spread([3, 3])
     'Mean ± population standard deviation (divisor R) over R = 3 runs.'
@@ -40,10 +40,10 @@ class Difference(NamedTuple):
     """Scores minus other scores, pair by pair.
 
     Attributes:
-        values: of each pair, ``f64[n]``.
+        values: ``f64[n]``, the difference of each pair.
         equal: pairs without a difference.
-        p: two-sided, see :func:`paired`; None without a pair that differs.
-        least: the smallest p that so many pairs can reach; None if there is no such limit.
+        p: two-sided, see :func:`paired`; None if all pairs are equal.
+        least: the smallest p that this number of pairs can reach; None if there is no limit.
     """
 
     values: Floats
@@ -55,19 +55,19 @@ class Difference(NamedTuple):
 def paired(ours: Floats, theirs: Floats, folds: int | None = None) -> Difference:
     r"""Compares scores with other scores of the same runs, and tests the difference.
 
-    The test is Wilcoxon's signed-rank test of ``scipy.stats``, two-sided; pairs that are equal are
-    left out, as he does. n pairs can reach no smaller p than 2^(1 - n): five reach 0.0625.
+    The test is the two-sided Wilcoxon signed-rank test of ``scipy.stats``, without equal pairs.
+    With n pairs p is at least 2^(1 - n): 0.0625 for five pairs.
 
-    Folds share training clients, so that their differences are not independent. All folds of all
-    seeds are tested together by the corrected resampled t-test, with n - 1 degrees of freedom and
-    n_test / n_train = 1 / (F - 2):
+    Folds share training clients, so their differences are not independent. All folds of all seeds
+    are tested together by the corrected resampled t-test, with n - 1 degrees of freedom and n_test
+    / n_train = 1 / (F - 2):
 
     .. math:: t = \frac{\bar d}{\sqrt{\bigl(\frac1n + \frac{n_{test}}{n_{train}}\bigr) s_d^2}}
 
     Args:
-        ours: of each run, ``f64[n]``; NaN if it is not known.
-        theirs: the same of the baseline.
-        folds: F; None if the runs are no folds.
+        ours: ``f64[n]``, the score of each run; NaN if unknown.
+        theirs: ``f64[n]``, the scores of the baseline.
+        folds: F; None if the runs are not folds.
 
     Source: Nadeau, Bengio 2003 <https://doi.org/10.1023/A:1024068626366>, section 3; Bouckaert,
     Frank 2004 <https://doi.org/10.1007/978-3-540-24775-3_3>, for repeated folds.
@@ -113,7 +113,7 @@ def _resampled(values: Floats, share: float) -> float:
 
 
 def holm(p: Floats) -> Floats:
-    """Corrects p-values ``f64[m]`` for their number m: Holm's step-down procedure.
+    """Corrects p-values ``f64[m]`` for their number m by Holm's step-down procedure.
 
     With m sorted values the i-th becomes the largest of min(1, (m - j + 1) p_j) with j up to i.
 
@@ -183,9 +183,9 @@ def critical_difference(methods: int, problems: int) -> float:
 
 
 def cliques(averages: Floats, distance: float) -> list[tuple[int, int]]:
-    """Returns the largest groups of at least two methods whose average ranks are that close.
+    """Returns the largest groups of at least two methods with average ranks within ``distance``.
 
-    The ranks ``f64[k]`` ascend; a group is its first and its last place.
+    The ranks ``f64[k]`` ascend; a group is given by its first and its last index.
 
     >>> cliques(np.array([1.0, 1.5, 2.0, 4.0]), 0.6)
     [(0, 1), (1, 2)]

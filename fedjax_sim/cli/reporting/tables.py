@@ -43,9 +43,9 @@ class Table(NamedTuple):
     """A table.
 
     Attributes:
-        head: the titles of its columns; the first column has names, the others have numbers.
+        head: the titles of the columns; the first column has names, the others have numbers.
         rows: texts, see :class:`Best` and :class:`Second`.
-        words: whether other columns have words too.
+        words: whether other columns also have words.
     """
 
     head: Sequence[str]
@@ -60,7 +60,7 @@ def by_title(rows: Sequence[Mapping[str, str]], *, words: bool = False) -> Table
 
 
 def over_text(over: Over | None, metric: Metric) -> str:
-    """Writes a score over runs; in words if there is none.
+    """Formats a score over runs, or the reason why there is none.
 
     >>> over_text(Over(np.array([0.5, np.nan, 0.7])), Metric(percent=True))
     '60.00 ± 10.00 (2 of 3 runs)'
@@ -75,7 +75,7 @@ def over_text(over: Over | None, metric: Metric) -> str:
 
 
 def scores(group: Group, *, with_differences: bool = False) -> Table:
-    """Returns the scores and the traffic of a group's methods, for a paper with the differences."""
+    """Returns the scores and the traffic of a group's methods, with differences for a paper."""
     trials, metric = group.trials, group.trials[0].metric
     moments = [m for m in MOMENTS if any(t.validation is not None for t in trials) or m == "final"]
     overs = {m: [over_runs(t, m) for t in trials] for m in moments}
@@ -121,9 +121,9 @@ def mark_best(
 
     Args:
         texts: the cells.
-        means: their numbers; NaN is not known.
-        shown: how the means are read, or their texts (then the lowest is the best). Means with the
-            same text are equal.
+        means: their numbers; NaN if unknown.
+        shown: the metric of the means, or their texts (then the lowest is the best). Means with the
+          same text are equal.
 
     >>> [type(cell).__name__ for cell in mark_best("abcd", [1, 2, 3, 1], Metric())]
     ['str', 'Second', 'Best', 'str']
@@ -141,7 +141,7 @@ def mark_best(
 
 
 def sent_bytes(trial: Trial) -> tuple[float, float]:
-    """Returns the bytes up and down in all rounds, the mean over runs."""
+    """Returns the mean bytes up and down over runs, in all rounds."""
     if not len(trial.rounds):
         return 0.0, 0.0
     up, down = trial.sent[:, -1].mean(axis=1).tolist()
@@ -149,7 +149,7 @@ def sent_bytes(trial: Trial) -> tuple[float, float]:
 
 
 def differences(group: Group) -> dict[Trial, Difference]:
-    """Returns the difference of each other method to the baseline; empty without a baseline."""
+    """Returns the difference of each other method from the baseline; empty without a baseline."""
     if group.baseline is None:
         return {}
     moment = decisive(group.trials)
@@ -184,7 +184,7 @@ def compared(group: Group) -> Table:
 
 
 def with_holm(found: Mapping[T, Difference]) -> dict[T, float]:
-    """Returns p corrected for the number of comparisons; those without pairs are left out.
+    """Returns p corrected for the number of comparisons, without comparisons that have no pairs.
 
     Equal scores count as a comparison with p = 1.
     """
@@ -194,13 +194,13 @@ def with_holm(found: Mapping[T, Difference]) -> dict[T, float]:
 
 
 def gain_text(found: Difference, metric: Metric) -> str:
-    """Writes a difference over runs, with its sign."""
+    """Formats a difference over runs, with its sign."""
     text = over_text(Over(found.values), metric)
     return text if text.startswith("-") else f"+{text}"
 
 
 def chance(p: float | None) -> str:
-    """Writes a p-value.
+    """Formats a p-value.
 
     >>> chance(0.0625), chance(1), chance(1e-7), chance(None)
     ('0.0625', '1', '< 0.0001', '-')

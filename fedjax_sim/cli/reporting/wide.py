@@ -52,14 +52,14 @@ class Wide:
     """The scores of methods by the values of a setting.
 
     Attributes:
-        title: the other settings of its runs; empty if they are the same for all tables.
+        title: the other settings of the runs; empty if they are the same for all tables.
         setting: the setting whose values are the columns.
         rows: the methods.
         columns: the values of the setting.
         trials: by method and column; a method may lack a column.
-        baseline: the method that the others are compared with.
-        moment: of the scores.
-        unscored: methods that have no score.
+        baseline: the method with which the others are compared.
+        moment: the moment of the scores, see :func:`over_runs`.
+        unscored: methods without a score.
     """
 
     title: str
@@ -79,7 +79,7 @@ class Wide:
 
     @cached_property
     def differences(self) -> dict[Entry, Difference]:
-        """The differences to the baseline in the same column."""
+        """The differences from the baseline in the same column."""
         return {
             (row, column): difference(trial, self.trials[self.baseline, column], self.moment)
             for (row, column), trial in self.trials.items()
@@ -88,14 +88,14 @@ class Wide:
 
     @cached_property
     def chances(self) -> dict[Entry, float]:
-        """Their p-values, corrected for all comparisons of the table."""
+        """The p-values of the differences, corrected for all comparisons of the table."""
         return with_holm(self.differences)
 
     @cached_property
     def ranks(self) -> Floats:
         """The ranks of the k methods in the N columns that have all of them, ``[N, k]``.
 
-        A method that diverged is the last one. Of a single column there are none.
+        A diverged method is last. A single column has no ranks.
         """
         found = [np.empty((0, len(self.rows)))]
         for column in self.columns if len(self.columns) > 1 else ():
@@ -204,11 +204,11 @@ class Wide:
 def wides(reading: Reading, setting: str, baseline: str | None = None) -> list[Wide]:
     """Returns the tables of all runs, one for each combination of the other settings that differ.
 
-    Settings that go with the columns are no others: each has one value in each column. Without a
-    baseline it is the study's, or the first method.
+    Settings with a single value in each column do not count as other settings. By default the
+    baseline is the study's, or the first method.
 
     Raises:
-        ValueError: if no run has the setting, or a method stands twice in a column.
+        ValueError: if no run has the setting, or a method occurs twice in a column.
     """
     at = _settings(reading)
     known = dict.fromkeys(key for of in at.values() for key in of)
@@ -237,7 +237,7 @@ def wides(reading: Reading, setting: str, baseline: str | None = None) -> list[W
 
 
 def _settings(reading: Reading) -> dict[str, dict[str, Any]]:
-    """Returns the settings of each run; a cell's settings are as in the study file."""
+    """Returns the settings of each run; settings of a cell are as in the study file."""
     cells = {trial.run: trial.cell for trial in reading.trials}
     return {
         name: {k: v for k, v in run.settings.items() if k not in NO_SETTINGS} | {**cells[name]}
@@ -247,7 +247,7 @@ def _settings(reading: Reading) -> dict[str, dict[str, Any]]:
 
 
 def _distinguishing(reading: Reading, at: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns the settings that set runs apart: a study's grid and cells, or all that differ."""
+    """Returns the settings that distinguish runs: a study's grid and cells, or all that differ."""
     cells = {trial.run: trial.cell for trial in reading.trials}
     if all(cells.values()):
         return [*dict.fromkeys(key for cell in cells.values() for key in cell)]
@@ -274,7 +274,7 @@ def _wide(
             entry = trial.series if chosen else trial.label, column
             if entry in found:
                 raise ValueError(
-                    f"{entry[0]} stands twice at {setting} = {column}, in {found[entry].run} and "
+                    f"{entry[0]} occurs twice at {setting} = {column}, in {found[entry].run} and "
                     f"in {trial.run}: report one of them"
                 )
             found[entry] = trial

@@ -27,14 +27,15 @@ class Asked(NamedTuple):
 
     Attributes:
         file: the study file.
-        folder: of the study.
-        resumed: whether it goes on there.
-        named: whether the user chose a new folder's name; a default that is taken gets a suffix.
-        dry_run: whether the command only prints what would run.
-        trust: the modules that names in the file and the folder may import.
-        shard: I and N: every N-th cell runs, from the I-th on.
+        folder: the folder of the study.
+        resumed: whether the study is resumed.
+        named: whether the user chose the name of a new folder; a default that is taken gets a
+          suffix.
+        dry_run: whether the command only prints its plan.
+        trust: the modules from which names in the file and the folder may import.
+        shard: I and N: every N-th cell runs, starting with the I-th.
         merged: folders whose cells are copied.
-        machine: arguments for every run.
+        machine: arguments of every run.
     """
 
     file: Path
@@ -48,7 +49,7 @@ class Asked(NamedTuple):
     machine: tuple[str, ...]
 
     def to_resume(self, folder: Path) -> tuple[str, ...]:
-        """Returns the arguments that go on with a cell in its folder, if it is that cell."""
+        """Returns the arguments that resume a cell in its folder, after checking the folder."""
         trust = (f"--trust={module}" for module in self.trust)
         return (*trust, "--out", str(folder), "--or-resume")
 
@@ -57,13 +58,13 @@ def parse_study(argv: Sequence[str]) -> Asked:
     """Parses the arguments.
 
     Raises:
-        ValueError: if they do not fit each other; names the flag.
+        ValueError: if they contradict each other; names the flag.
     """
     parser = Parser(
         prog=f"python -m {PROGRAM}",
-        description="Runs what a study file says: methods, each with settings among which "
-        "a validation set chooses, on every setting of a grid. Prints a table and writes a "
-        "folder: a run of fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
+        description="Runs a study file: methods, whose settings are selected on a validation set, "
+        "for every combination of a grid. Prints a table and writes a folder: a run of "
+        "fedjax_sim.bench for each cell, results.csv, table.md, table.tex.",
     )
     parser.add_argument("file", metavar="FILE.toml", nargs="?", help="the study file")
     folder_of: dict[str, Any] = {"metavar": "DIR", "type": folder_name}
@@ -75,13 +76,13 @@ def parse_study(argv: Sequence[str]) -> Asked:
     parser.add_argument(
         "--resume",
         **folder_of,
-        help="go on with the study in this folder; with FILE.toml, which may have more cells or "
+        help="continue the study in this folder; with FILE.toml, which may have more cells or "
         "more rounds than before",
     )
     parser.add_argument(
         "--or-resume",
         action="store_true",
-        help="if --out has this study already, go on with it as --resume does",
+        help="if --out has this study already, continue it as --resume does",
     )
     parser.add_argument(
         "--shard",
@@ -95,7 +96,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
         "--merge",
         nargs="+",
         **folder_of,
-        help="copy the cells of these folders into a new one, run what is missing, write the "
+        help="copy the cells of these folders into a new one, run missing cells, and write the "
         "tables",
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would run, and exit")
@@ -114,7 +115,7 @@ def parse_study(argv: Sequence[str]) -> Asked:
         parser.error(f"unrecognized arguments: {' '.join(others)}")
     merged = tuple(map(Path, given.merge or ()))
     if given.out is not None and given.resume is not None:
-        raise ValueError(f"--out is for a new study; --resume {given.resume} goes on in its folder")
+        raise ValueError(f"--out is for a new study; --resume {given.resume} writes to its folder")
     if given.or_resume and given.out is None:
         raise ValueError("--or-resume is for --out, which names the folder of the study")
     if merged and (given.resume is not None or given.shard != (1, 1)):
@@ -155,7 +156,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _machine(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the flags of the machine, for every run."""
+    """Returns the flags of the machine, for all runs."""
     words = []
     for name in (*(field.name for field in dataclasses.fields(Machine)), "data_dir"):
         value = None if name in NOT_OF_A_STUDY else given.get(name)

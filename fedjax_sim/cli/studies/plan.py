@@ -1,4 +1,4 @@
-"""A study file, and the commands that it means."""
+"""A study file, and its commands."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ SETTINGS = (*_FIELDS, "emd")
 
 
 class Cell(NamedTuple):
-    """All methods on one setting of the rest: a run of ``python -m fedjax_sim.bench``.
+    """All methods with one combination of settings: a run of ``python -m fedjax_sim.bench``.
 
     Attributes:
-        name: of its folder.
-        settings: what sets it apart.
-        argv: arguments of the command, without those of the machine.
-        config: what these mean.
+        name: the name of its folder.
+        settings: the settings that distinguish it.
+        argv: arguments of the command, without flags of the machine.
+        config: the parsed arguments.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Study(NamedTuple):
     """The contents of a study file.
 
     Attributes:
-        rows: the settings of each row of the table; the best one is chosen.
-        baseline: the row that the others are compared with.
+        rows: the candidate settings of each row of the table.
+        baseline: the row with which the others are compared.
         cells: one for each combination of the grid.
         across: the setting whose values are the columns of the table.
     """
@@ -75,7 +75,7 @@ class Study(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The settings that set cells apart."""
+        """The settings that distinguish cells."""
         return tuple(dict.fromkeys(key for cell in self.cells for key in cell.settings))
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class Study(NamedTuple):
         )
 
     def _few(self) -> str:
-        """Returns a line if so few seeds cannot make a difference significant; else nothing."""
+        """Returns a remark if there are too few seeds for any significant difference; else none."""
         seeds = min(len(cell.config.experiment.seeds) for cell in self.cells)
         several = len(self.rows) > 1 and all(c.config.scores.folds is None for c in self.cells)
         columns = {repr(cell.settings.get(self.across)) for cell in self.cells}
@@ -102,7 +102,7 @@ class Study(NamedTuple):
 
 
 def read_study(path: Path, trust: Collection[str] = ()) -> Study:
-    """Reads a study file and checks what can be known without data.
+    """Reads a study file and checks it as far as possible without data.
 
     It is a TOML file with the tables ``run`` (settings of the command), ``grid`` (settings with a
     list of values each) and ``methods`` (a text for each row, as ``--algo`` takes it, or a list of
@@ -110,15 +110,14 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
     ``table``, with ``columns``, a setting of ``grid`` or ``cells`` (by default the first one).
 
     Raises:
-        ValueError: if the file cannot be read or means no study; begins with the file, and names
-          the key.
+        ValueError: if the file cannot be read or is not a study; names the file and the key.
     """
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is no TOML: {error}") from error
+        raise ValueError(f"{path}: is not TOML: {error}") from error
     try:
         with trusting(trust):
             return _study(given)
@@ -141,7 +140,7 @@ def _study(given: Mapping[str, Any]) -> Study:
         _check_keys(f"{name}.", table, SETTINGS)
     for one, other in itertools.combinations(places, 2):
         if both := sorted(places[one].keys() & places[other].keys()):
-            raise ValueError(f"{both[0]} stands in {one} and in {other}: it can stand in one")
+            raise ValueError(f"{both[0]} is in {one} and in {other}: leave it in one of them")
     rows = _rows(given.get("methods", {}))
     baseline = given.get("baseline", next(iter(rows)))
     if not isinstance(baseline, str) or baseline not in rows:
@@ -210,9 +209,9 @@ def _check_keys(where: str, given: Mapping[str, Any], known: Sequence[str]) -> N
         if where and key in MACHINE:
             raise ValueError(f"{where}{key} is the machine's: give {flag(key)} to the command")
         if where and key in ("algo", "compare"):
-            raise ValueError(f"{where}{key}: what runs stands in methods")
+            raise ValueError(f"{where}{key}: list the methods to run in methods")
         meant = hint(key, known) or f"; known are {', '.join(known)}"
-        raise ValueError(f"{where}{key} is no setting{meant}")
+        raise ValueError(f"{where}{key} is not a setting{meant}")
 
 
 def _combinations(grid: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -251,7 +250,7 @@ def _check_choice(rows: Mapping[str, tuple[str, ...]], config: Config, where: st
 
 
 def _name(settings: Mapping[str, Any]) -> str:
-    """Makes the name of a folder.
+    """Returns the name of a folder.
 
     >>> _name({"partition": "dirichlet(0.1)", "rounds": 20}), _name({})
     ('partition=dirichlet_0.1-rounds=20', 'all')

@@ -1,4 +1,4 @@
-"""The results of a study: the scores of each run, and the table of methods by a setting."""
+"""The results of a study: the scores of each run, and the table of methods by one setting."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from fedjax_sim.cli.studies import plan
 
 
 def write_results(study: plan.Study, cells: Collection[str], folder: Path) -> str:
-    """Writes ``results.csv`` (a line for each run), and as ``.md`` and ``.tex`` the table.
+    """Writes ``results.csv`` (a line for each run), ``table.md`` and ``table.tex``.
 
     Args:
         study: the study.
-        cells: the names of the cells that are done.
-        folder: of the study.
+        cells: the names of the finished cells.
+        folder: the folder of the study.
 
     Returns:
         The table for the terminal.
@@ -66,7 +66,7 @@ def _lines(study: plan.Study, reading: Reading, cells: Collection[str]) -> Itera
 def select_setting(tried: list[Trial]) -> Trial | None:
     """Returns the setting that validation chose, by the clients' own models if there are any.
 
-    None if all have diverged, or have no score.
+    None if all have diverged or have no score.
     """
     own = [trial for trial in tried if trial.own] or tried
     finished = [trial for trial in own if not trial.diverged]

@@ -47,12 +47,12 @@ class krum(_Krum):
     with :math:`N_k` the n - f - 2 other rows nearest to row k (at least one of them), n the present
     rows, :math:`f = \lfloor \text{byzantine} \cdot n \rfloor`. Distances are over the trainable
     parameters; BatchNorm statistics are those of the selected row, undefended. Every present row
-    counts once, whatever its weight. Rows of equal score are averaged, so that the result does not
+    counts once, whatever its weight. Rows of equal score are averaged, so the result does not
     depend on their order.
 
-    The proof is about the rows that arrive. If clients sleep, are lost or miss a deadline, n is the
-    number of the others and f a share of them: if they are few, f is 0 and Krum withstands no
-    malicious row. ``compose`` cannot know how many arrive; choose a cohort well above 2f + 3.
+    The proof is about the rows that arrive. If clients sleep, are lost or miss a deadline, n counts
+    only the others and f is a share of them: if they are few, f is 0 and Krum withstands no
+    malicious row. ``compose`` cannot know how many will arrive; choose a cohort well above 2f + 3.
 
     Args:
         byzantine: f/n, the share of the present rows that may be malicious; the proof requires
@@ -114,9 +114,9 @@ class geometric_median(Rule):
               \beta_k = \frac{a_k}{\lVert z - w_k \rVert}
 
     over the rows farther than ε from z, where η is the weight of the others. It starts from the
-    coordinate-wise median, so that outliers cost no iterations. Distances are over the trainable
-    parameters; BatchNorm statistics are their coordinate-wise median. A row at an infinite distance
-    has no pull. ``weighting.equal`` makes it ignore the clients' sizes.
+    coordinate-wise median, so outliers cost no iterations. Distances are over the trainable
+    parameters; BatchNorm statistics are their coordinate-wise median. Rows at an infinite distance
+    have no influence. ``weighting.equal`` makes it ignore the clients' sizes.
 
     Args:
         iterations: the number of Weiszfeld steps.
@@ -175,8 +175,8 @@ class caf(Rule):
     times its squared distance from the coordinate-wise median is beyond float32.
 
     ByzFL approximates :math:`v_c` by one step of the power method from a random vector; here it is
-    exact: it follows from the [n, n] products of the rows, so that only these read whole models.
-    JAX has no reverse-mode derivative of the loop.
+    exact, computed from the [n, n] products of the rows, which alone read whole models. JAX has no
+    reverse-mode derivative of the loop.
 
     Args:
         byzantine: f/n, the share of the present rows that may be malicious; 0 is the unweighted

@@ -45,8 +45,8 @@ class Rule(Part):
 def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple[Need, ...]:
     """Returns the needs of a rule that withstands a ``share`` of the models: enough models.
 
-    ``rows`` maps f to the minimum number of rows for f malicious ones. A share of 0 and a traced
-    one need nothing. Clients that sleep, are lost or arrive late are not accounted for.
+    ``rows`` maps f to the minimum number of rows for f malicious ones. There are no needs for a
+    share of 0 or a traced one. Clients that sleep, are lost or arrive late are not accounted for.
     """
     if isinstance(share, Array) or share == 0:
         return ()
@@ -67,7 +67,7 @@ def enough(name: str, share: float | Array, rows: Callable[[int], int]) -> tuple
 
 
 def trainable(model: PyTree) -> PyTree:
-    """Returns the part that distances are over: the trainable parameters of ``Variables``."""
+    """Returns the part that distances compare: the trainable parameters of ``Variables``."""
     return model.params if isinstance(model, Variables) else model
 
 

@@ -33,11 +33,11 @@ class q_fair(PreAggregation):
               {\sum_k a_k \bigl( q F_k^{q-1}(w) \lVert \Delta_k \rVert^2
               + \frac{1}{\eta} F_k^q(w) \bigr)}, \qquad \Delta_k = \frac{w - w_k}{\eta}
 
-    where a_k are the input weights, 1 in the paper. With momentum ρ a client moves
-    :math:`1 / (1 - \rho)` times as far for the same gradients, so that its η is
-    :math:`\eta / (1 - \rho)`. The updates are scaled so that their mean is this step. The clients
-    must report :math:`F_k(w)` (:func:`fedjax_sim.local.with_initial_loss`); a loss below 1e-10
-    counts as 1e-10. The state (BatchNorm statistics) is averaged unscaled.
+    where a_k are the input weights, 1 in the paper. With momentum ρ a client moves :math:`1 / (1 -
+    \rho)` times as far for the same gradients, so η is replaced by :math:`\eta / (1 - \rho)`. The
+    updates are scaled so that their mean is this step. The clients must report :math:`F_k(w)`
+    (:func:`fedjax_sim.local.with_initial_loss`); a loss below 1e-10 counts as 1e-10. The state
+    (BatchNorm statistics) is averaged unscaled.
 
     Args:
         q: the exponent; 0 changes nothing; larger values put more weight on the worst clients.

@@ -1,4 +1,4 @@
-"""Mixing of rows before they are aggregated, which brings honest rows closer together."""
+"""Mixing of rows before the aggregation, which brings honest rows closer together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedjax_sim.server.aggregators._rows import enough, share_of, trainable
 
 
 def _read_before(parts: Any) -> bool:
-    """Returns whether no part reads clients' reports of rows that a part before it has mixed."""
+    """Returns whether no part reads clients' reports after a part has mixed the rows."""
     mixed = False
     for one in parts.preaggregation:
         if mixed and (one.reads or one.setup_traffic):
@@ -38,12 +38,12 @@ class nearest_neighbour_mixing(PreAggregation):
 
     .. math:: \Delta_k \leftarrow \frac{1}{n - f} \sum_{j \in N_k} \Delta_j
 
-    with :math:`N_k` the n - f rows nearest to row k, including itself, n the present rows,
-    :math:`f = \lfloor \text{byzantine} \cdot n \rfloor`. Distances are over the trainable
-    parameters; BatchNorm statistics are mixed in the same way. Every present row counts once,
-    whatever its weight, which is unchanged. Rows that tie for the last place share it, so that the
-    result does not depend on their order. A row without a finite norm is not a neighbour of any
-    other and is unchanged.
+    with :math:`N_k` the n - f rows nearest to row k, including itself, n the present rows, :math:`f
+    = \lfloor \text{byzantine} \cdot n \rfloor`. Distances are over the trainable parameters;
+    BatchNorm statistics are mixed in the same way. Every present row counts once, whatever its
+    weight, which is unchanged. Rows that tie for the last place share it, so the result does not
+    depend on their order. A row without a finite norm is not a neighbour of any other and is
+    unchanged.
 
     Args:
         byzantine: f/n, the share of the present rows that may be malicious; pass the same to the
@@ -101,11 +101,11 @@ class bucketing(PreAggregation):
     .. math:: y_i = \frac{\sum_{k \in B_i} a_k \Delta_k}{\sum_{k \in B_i} a_k}, \qquad
               a_i = \sum_{k \in B_i} a_k
 
-    for the :math:`\lceil n/s \rceil` buckets :math:`B_i` of a random order of the n present rows, s
-    of them in each but the last. The deviation of honest buckets is :math:`1/\sqrt{s}` of the
-    rows'; but f malicious rows can spoil f buckets, so that the aggregator must withstand s times
-    the share. The plain mean is unchanged. A malicious row with a large weight cannot do more than
-    spoil its bucket, which it does anyway.
+    for the :math:`\lceil n/s \rceil` buckets :math:`B_i` of a random order of the n present rows,
+    with s rows in each but the last. The standard deviation of honest buckets is :math:`1/\sqrt{s}`
+    of that of the rows, but f malicious rows can spoil f buckets, so the aggregator must withstand
+    s times the share. The plain mean is unchanged. A malicious row spoils its whole bucket,
+    whatever its weight.
 
     Args:
         size: s.

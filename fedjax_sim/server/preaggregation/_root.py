@@ -42,15 +42,15 @@ class suspicion(PreAggregation):
 
     .. math:: s_k = F_r(w) - F_r(w + \Delta_k) - \rho \lVert \Delta_k \rVert^2
 
-    F_r is the loss on r of the server's own samples (``root`` samples of the data), drawn anew in
+    F_r is the loss on r of the server's own samples (``root`` samples of the data), redrawn in
     every round. Of n updates, the :math:`\lfloor \text{dropped} \cdot n \rfloor` with the lowest
     scores are dropped, and all whose score is not finite. The scores use the state (BatchNorm
     statistics) of w.
 
     Args:
         objective: the clients' objective, evaluated as F_r on root samples.
-        dropped: the share of the updates to drop; at most as many may be malicious, and it may be
-            more than half of them.
+        dropped: the share of the updates to drop, an upper bound on the malicious share; it may be
+          more than a half.
         rho: ρ, a penalty on long steps.
         batch_size: r; all samples if there are fewer.
 
