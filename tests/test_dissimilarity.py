@@ -109,5 +109,5 @@ def test_a_run_measures_all_clients_at_the_new_server_model(
 def test_samples_of_other_clients_must_be_there(part: Any, model: fs.Model) -> None:
     """Of streamed samples only those of the clients that train are there."""
     data = fs.data.streamed(make_federation((12, 9)).data, 3)
-    with pytest.raises(ValueError, match="samples_per_round needs methods that read the samples"):
+    with pytest.raises(ValueError, match="samples_per_round needs methods that read a client"):
         measured(part, model.init(jax.random.key(0)), data)
