@@ -101,7 +101,6 @@ def draw(cells: Sequence[Record], path: Path) -> None:
             x, y = ([v for c in mine for v in c[name]] for name in (measure, "accuracy"))
             axis.plot(x, y, "os^D"[i], label=called, markersize=4, alpha=0.8)
         axis.set_xlabel(MEASURES[measure])
-    axes[2].set_xscale("log")
     axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(fontsize=7, frameon=False)
     plain(axes)
