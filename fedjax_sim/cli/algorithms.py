@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from fedjax_sim.algorithms import ALGORITHMS
@@ -78,19 +77,12 @@ class Methods:
             with naming(name):
                 local = self.local(training, check=check)
 
-        def fits(made: Algorithm) -> None:
-            if check:
-                runs = experiment_of(
-                    made, config, self.model, self.task, self.problem, self.execution
-                )
-                runs.runner().programs.check()
-
         def made_of(local: LocalUpdate) -> Algorithm:
             common = Common(
                 local, self.model, self.objective, self.task.classes, self.clients_per_round,
                 training.lr, training.momentum or 0.0, self.clock, self.execution,
             )  # fmt: skip
-            return make_algorithm(name, config, common, self.problem.data.clients, fits)
+            return self._make(name, config, common, check=check)
 
         return scheduled(training, local, config.experiment.rounds, made_of)
 
@@ -98,60 +90,45 @@ class Methods:
         """Makes an algorithm with other values of its own options."""
         return self.algorithm(name, self.config.with_own(name, own), check=False)
 
+    def experiment(self, algorithm: Algorithm) -> Experiment:
+        """Returns the experiment of an algorithm."""
+        problem, settings = self.problem, self.config.experiment
+        return Experiment(
+            algorithm,
+            self.model,
+            problem.data,
+            problem.test,
+            task=self.task,
+            seeds=[run["seed"] for run in problem.runs],
+            eval_every=min(settings.eval_every, rounds_of(algorithm, settings.rounds)),
+            validation=problem.validation,
+            personal=problem.own,
+            execution=self.execution,
+        )
 
-def make_algorithm(
-    name: str,
-    config: Config,
-    common: Common,
-    clients: int,
-    fits: Callable[[Algorithm], None],
-) -> Algorithm:
-    """Makes an algorithm and checks that it fits."""
-    plain = name_of(name)
-    method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
-    own, given = keywords(method), config.options[name]
-    try:
-        clock = {"clock": common.clock} if "clock" in own else {}
-        made = make(method, common, **given, **clock)
-        made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
-        made = adapting.exchanged(made, config.weights)
-        made = attacking.attacked(made, config.attack, clients)
-        made = screened(made, config.ending)
-        if "clock" not in own:
-            made = timing.timed(made, config.timing)
-        fits(made)
-    except MissingRootError as error:
-        raise ValueError(
-            f"{name}: --server-fraction must be given: it needs samples of the server's own"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
-    except Exception as error:  # a user's function may raise anything
-        if not foreign:
-            raise
-        raise ValueError(f"{name}: {error_text(error)}") from error
-    return made
-
-
-def experiment_of(
-    algorithm: Algorithm,
-    config: Config,
-    model: Model,
-    task: Task,
-    problem: Problem,
-    execution: Execution,
-) -> Experiment:
-    """Returns the experiment of an algorithm with the command's settings."""
-    rounds = rounds_of(algorithm, config.experiment.rounds)
-    return Experiment(
-        algorithm,
-        model,
-        problem.data,
-        problem.test,
-        task=task,
-        seeds=[run["seed"] for run in problem.runs],
-        eval_every=min(config.experiment.eval_every, rounds),
-        validation=problem.validation,
-        personal=problem.own,
-        execution=execution,
-    )
+    def _make(self, name: str, config: Config, common: Common, *, check: bool) -> Algorithm:
+        plain = name_of(name)
+        method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
+        own, given = keywords(method), config.options[name]
+        try:
+            clock = {"clock": common.clock} if "clock" in own else {}
+            made = make(method, common, **given, **clock)
+            made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
+            made = adapting.exchanged(made, config.weights)
+            made = attacking.attacked(made, config.attack, self.problem.data.clients)
+            made = screened(made, config.ending)
+            if "clock" not in own:
+                made = timing.timed(made, config.timing)
+            if check:
+                self.experiment(made).runner().programs.check()
+        except MissingRootError as error:
+            raise ValueError(
+                f"{name}: --server-fraction must be given: it needs samples of the server's own"
+            ) from error
+        except ValueError as error:
+            raise ValueError(f"{name}: {flagged(error, [*own, *ON_HOST])}") from error
+        except Exception as error:  # a user's function may raise anything
+            if not foreign:
+                raise
+            raise ValueError(f"{name}: {error_text(error)}") from error
+        return made

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, Model, Task, calls
 from fedjax_sim.base.registry import error_text
 from fedjax_sim.cli import adapting, attacking, dealing
-from fedjax_sim.cli.algorithms import Methods, experiment_of
+from fedjax_sim.cli.algorithms import Methods
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import model_for
 from fedjax_sim.cli.ending import check_target
@@ -54,7 +54,7 @@ class Setup:
         execution: devices and chunks.
         algorithms: by name.
         rounds: by algorithm: some have fewer or more for the same budget.
-        varied: makes an algorithm by its name with other values of its settings.
+        methods: makes the algorithms, also with other values of their settings.
         clients_per_round: m, the same for all algorithms.
         model_bytes: bytes of one model, without adapters.
     """
@@ -72,7 +72,7 @@ class Setup:
     execution: Execution
     algorithms: dict[str, Algorithm]
     rounds: dict[str, int]
-    varied: Callable[..., Algorithm]
+    methods: Methods
     clients_per_round: int
     model_bytes: int
 
@@ -86,10 +86,9 @@ class Setup:
         """Returns the measured EMD, the mean over seeds; None without classes or labels."""
         return None if self.task.classes is None else labelled_emd(self.tables)
 
-    def experiment(self, name: str, config: Config) -> Experiment:
+    def experiment(self, name: str) -> Experiment:
         """Returns the experiment of an algorithm."""
-        made = self.algorithms[name]
-        return experiment_of(made, config, self.model, self.task, self.problem, self.execution)
+        return self.methods.experiment(self.algorithms[name])
 
 
 def build(config: Config) -> Setup:
@@ -170,7 +169,7 @@ def build(config: Config) -> Setup:
         execution=execution,
         algorithms=algorithms,
         rounds={name: rounds_of(made, experiment.rounds) for name, made in algorithms.items()},
-        varied=methods.varied,
+        methods=methods,
         clients_per_round=per_round,
         model_bytes=adapting.trunk_bytes(model, config.weights),
     )

@@ -69,7 +69,7 @@ def programs(config: Config, setup: Setup) -> list[list[str]]:
 def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidates:
     """Returns the algorithms of one method with their settings."""
     return Candidates(
-        functools.partial(setup.varied, labels[0]),
+        functools.partial(setup.methods.varied, labels[0]),
         [config.own(label) for label in labels],
         [setup.algorithms[label] for label in labels],
     )
@@ -272,7 +272,7 @@ def run_group(
         "on_rounds": progress,
         "checkpoints": checkpoints,
     }
-    experiment = setup.experiment(first, config)
+    experiment = setup.experiment(first)
     with (
         watch(names, rounds, saved) as tell,
         forecast.program(names, rounds, saved) as advance,
