@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 
 from fedjax_sim.base.data import ElsewhereError
-from fedjax_sim.cli.build import build
+from fedjax_sim.cli.build import Setup, build
 from fedjax_sim.cli.commands import complain, enter, plain, warnings_in_a_line
 from fedjax_sim.cli.dry import show_plan
 from fedjax_sim.cli.flags import flagged
@@ -24,11 +24,10 @@ from fedjax_sim.cli.running import (
     checkpoints_found,
     finished_status,
     open_folder,
-    programs,
     run,
-    show_outcome,
 )
 from fedjax_sim.cli.stopping import STOPPING, Stopped
+from fedjax_sim.cli.summary import show
 from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.engine.memory import TooLargeError
 from fedjax_sim.run import CheckpointError
@@ -48,89 +47,115 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 if a loss diverged, 2 for bad input, 3 if another process of the run
         is lost, 130 for Ctrl-C, 143 for SIGTERM.
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
-    folder: RunFolder | None = None
-    command = shlex.join(["python", "-m", PROGRAM, *argv])
-
-    def stopped(status: int) -> int:
-        return complain(PROGRAM, f"stopped{_kept(folder)}", status)
-
-    def stopped_at_once(status: int) -> None:
-        stopped(status)
-        if folder is not None:
-            folder.close()
-
-    STOPPING.last_words.append(stopped_at_once)
+    command = _Command(sys.argv[1:] if argv is None else list(argv))
+    STOPPING.last_words.append(command.stopped_at_once)
     try:
+        setup = command.prepare()
+        return setup if isinstance(setup, int) else command.carry_out(setup)
+    except KeyboardInterrupt as error:
+        status = command.stopped(error.status if isinstance(error, Stopped) else INTERRUPTED)
+        if isinstance(error, Stopped):
+            wait()
+        return status
+    finally:
+        STOPPING.patient = False
+        STOPPING.last_words.remove(command.stopped_at_once)
+        command.close()
+
+
+class _Command:
+    """A call of the command, and its run folder as soon as there is one."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.argv = argv
+        self.folder: RunFolder | None = None
+
+    def prepare(self) -> Setup | int:
+        """Builds and checks everything, and opens the run folder.
+
+        Returns:
+            What there is to run, or the exit status if there is nothing.
+        """
         try:
-            config = parse(argv)
-            if config.machine.or_resume and config.machine.resume is not None:
-                done = finished_status(config, Path(config.machine.resume))
+            config = parse(self.argv)
+            machine = config.machine
+            if machine.or_resume and machine.resume is not None:
+                done = finished_status(config, Path(machine.resume))
                 if done is not None:
                     return done
-            start_jax(config.machine)
+            start_jax(machine)
             with in_step() as same:
                 setup = build(config)
                 problem = setup.problem
                 same += [repr((config.record(), versions()))]
                 same += [problem.data, problem.test, problem.validation]
                 same += checkpoints_found(config)
-                groups = programs(config, setup)
-                if config.machine.dry_run:
+                if machine.dry_run:
                     print(setup.about.text())
-                    show_plan(config, setup, groups)
+                    show_plan(setup)
                     return 0
                 STOPPING.patient = True
-                folder = open_folder(config, setup, groups, argv) if writes() else None
+                if writes():
+                    self.folder = open_folder(setup, self.argv)
+            return setup
         except BrokenPipeError:
             raise
         except (ValueError, OSError, ImportError) as error:
             return complain(PROGRAM, f"error: {plain(error)}", 2)
-        if folder is not None:
+
+    def carry_out(self, setup: Setup) -> int:
+        """Runs the algorithms, prints the tables, and returns the exit status."""
+        command = shlex.join(["python", "-m", PROGRAM, *self.argv])
+        if self.folder is not None:
             print(setup.about.text(), flush=True)
         try:
             with warnings_in_a_line(PROGRAM):
-                shown = nobody if folder is None else bar
-                outcome = run(config, setup, groups, folder, command, shown)
-                if folder is not None:
-                    show_outcome(outcome, config, setup, folder.path)
+                watch = nobody if self.folder is None else bar
+                outcome = run(setup, self.folder, command, watch)
+                if self.folder is not None and outcome.results:
+                    show(setup, outcome.summaries)
+                    print(f"\nrecords and pictures: {self.folder.path}")
         except (TooLargeError, ElsewhereError, CheckpointError) as error:
-            return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{_kept(folder)}", 2)
+            return complain(PROGRAM, f"error: {flagged(error, ON_HOST)}{self._kept()}", 2)
         except BrokenPipeError:
             raise
         except OSError as error:
-            return complain(PROGRAM, f"error: {plain(error)}{_kept(folder)}", 2)
+            return complain(PROGRAM, f"error: {plain(error)}{self._kept()}", 2)
         except jax.errors.JaxRuntimeError as error:
             if not jax.distributed.is_initialized():
                 raise
             why = str(error).partition("\n")[0]
-            return complain(PROGRAM, f"error: lost another process: {why}{_kept(folder)}", LOST)
+            return complain(PROGRAM, f"error: lost another process: {why}{self._kept()}", LOST)
         if writes():
             for name, message in outcome.diverged.items():
-                complain(PROGRAM, f"error: {name}: {message}{_kept(folder)}", 1)
+                complain(PROGRAM, f"error: {name}: {message}{self._kept()}", 1)
         wait()
-    except KeyboardInterrupt as error:
-        status = stopped(error.status if isinstance(error, Stopped) else INTERRUPTED)
-        if isinstance(error, Stopped):
-            wait()
-        return status
-    finally:
-        STOPPING.patient = False
-        STOPPING.last_words.remove(stopped_at_once)
-        if folder is not None:
-            folder.close()
-    return 1 if outcome.diverged else 0
+        return 1 if outcome.diverged else 0
 
+    def stopped(self, status: int) -> int:
+        """Prints what is kept of a stopped run, and returns the status."""
+        return complain(PROGRAM, f"stopped{self._kept()}", status)
 
-def _kept(folder: RunFolder | None) -> str:
-    if folder is None and jax.distributed.is_initialized() and not writes():
-        return ""  # process 0 knows
-    if folder is None or not (folder.recorded or folder.saved):
-        return "; nothing was recorded"
-    kept = f"; the records so far are in {folder.path}"
-    if folder.checkpoints.exists():
-        kept += f"; continue with: {to_go_on(PROGRAM, folder.path)}"
-    return kept
+    def stopped_at_once(self, status: int) -> None:
+        """Does so and closes the folder, as nothing follows in this process."""
+        self.stopped(status)
+        self.close()
+
+    def close(self) -> None:
+        """Closes the folder, if there is one."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def _kept(self) -> str:
+        folder = self.folder
+        if folder is None and jax.distributed.is_initialized() and not writes():
+            return ""  # process 0 knows
+        if folder is None or not (folder.recorded or folder.saved):
+            return "; nothing was recorded"
+        kept = f"; the records so far are in {folder.path}"
+        if folder.checkpoints.exists():
+            kept += f"; continue with: {to_go_on(PROGRAM, folder.path)}"
+        return kept
 
 
 def leave(status: int) -> int:

@@ -652,7 +652,7 @@ def shown(
                "bytes_down": 41_600, "traffic_ratio": 0, "rounds": 1, "samples_per_second": 0,
                "compile_seconds": 0, "run_seconds": 0, "utilisation": 1, "xla_programs": 1,
                "peak_memory_mb": 1}  # fmt: skip
-    show(config, setup, {name: known | (numbers or {}) for name in names})
+    show(setup, {name: known | (numbers or {}) for name in names})
     return capsys.readouterr().out, setup
 
 

@@ -18,7 +18,6 @@ from fedjax_sim import bench
 from fedjax_sim.cli import running
 from fedjax_sim.cli.build import build
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.running import programs
 from fedjax_sim.engine.memory import TooLargeError
 
 FLAGS = "--rounds 2 --clients 12 --seeds 2 --model logistic --emd 0.9 --split clients --folds 3"
@@ -92,14 +91,14 @@ def test_the_best_validation_score_of_each_run_is_told(together: Any) -> None:
 def test_what_is_one_program(algo: str, flags: str, found: list[list[int]]) -> None:
     config = parse([*TINY, *flags.split(), "--algo", algo, "--compare", "none"])
     labels = [[config.algorithms[i] for i in group] for group in found]
-    assert programs(config, build(config)) == labels
+    assert build(config).programs == labels
 
 
 def test_methods_with_other_settings_of_their_own_are_other_programs() -> None:
     several = ["fedprox(lr=0.1)", "fedprox(mu=0.1)", "fedavg(lr=0.1)", "fedprox(lr=0.2)"]
     config = parse([*TINY, "--algo", several[0], "--compare", *several[1:]])
     found = [[several[0], several[3]], [several[1]], [several[2]]]
-    assert programs(config, build(config)) == found
+    assert build(config).programs == found
 
 
 @pytest.mark.slow

@@ -343,8 +343,8 @@ def test_the_run_draws_what_is_asked_for(tmp_path: Path, figures: list[Any]) -> 
     argv = ["--algo", "fedavg", "--compare", "none", "--clients", "10", "--seeds", "1"]
     config = parse([*argv, "--pictures", "svg", "--out", str(tmp_path / "run")])
     setup = build(config)
-    folder = running.open_folder(config, setup, [["fedavg"]], "")
-    running.draw_clients(config, setup, folder.picture("clients"))
+    folder = running.open_folder(setup, "")
+    running.draw_clients(setup, folder.picture("clients"))
     folder.draw_results({}, {"a": fake_result(np.ones((2, 1)))}, "accuracy", "t")
     for name in ("clients", "curves"):
         assert is_what_its_name_says(tmp_path / "run" / f"{name}.svg")

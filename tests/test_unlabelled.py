@@ -327,7 +327,7 @@ def test_the_command_takes_clients_without_labels(
     setup = build(config)
     assert setup.tables[0][0].tolist() == [0, 0, 0]
     assert setup.emd == fs.partition.emd(setup.tables[0][1:])
-    draw_clients(config, setup, tmp_path / "clients.svg")
+    draw_clients(setup, tmp_path / "clients.svg")
 
 
 def simulated(data: fs.ClientData, objective: Any, model: fs.Model, task: Any) -> Callable[[], Any]:

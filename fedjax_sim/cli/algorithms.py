@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedjax_sim.algorithms import ALGORITHMS
@@ -18,9 +19,8 @@ from fedjax_sim.base import (
 )
 from fedjax_sim.base.registry import error_text
 from fedjax_sim.base.signatures import keywords
-from fedjax_sim.cli import adapting, attacking, parts, timing
+from fedjax_sim.cli import adapting, attacking, ending, parts, timing
 from fedjax_sim.cli.config import Config
-from fedjax_sim.cli.ending import screened
 from fedjax_sim.cli.flags import flagged, naming
 from fedjax_sim.cli.machine import ON_HOST
 from fedjax_sim.cli.making import Common, make
@@ -31,6 +31,7 @@ from fedjax_sim.cli.written import parse_label
 from fedjax_sim.client.objective import empirical_risk
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.round import Algorithm
+from fedjax_sim.run.candidates import Candidates, group_candidates
 from fedjax_sim.run.experiment import Experiment
 
 
@@ -106,6 +107,35 @@ class Methods:
             execution=self.execution,
         )
 
+    def candidates(self, names: Sequence[str], algorithms: Mapping[str, Algorithm]) -> Candidates:
+        """Returns the algorithms of one method with their settings."""
+        return Candidates(
+            functools.partial(self.varied, names[0]),
+            [self.config.own(name) for name in names],
+            [algorithms[name] for name in names],
+        )
+
+    def programs(self, algorithms: Mapping[str, Algorithm]) -> list[list[str]]:
+        """Returns the names grouped by program, in the order of their first members.
+
+        With a stopping rule, which would end all runs of a program, each has its own program.
+        """
+        alike: dict[Any, list[str]] = {}
+        for name in algorithms:
+            own = name if ending.ends_early(self.config.ending) else ""
+            alike.setdefault((name_of(name), tuple(self.config.own(name)), own), []).append(name)
+        found: list[list[str]] = []
+        for names in alike.values():
+            several = self.candidates(names, algorithms)
+            grouped = (
+                group_candidates(several, self.model, self.problem.data)
+                if len(names) > 1
+                else [[0]]
+            )
+            found += [[names[i] for i in group] for group in grouped]
+        order = [*algorithms]
+        return sorted(found, key=lambda group: order.index(group[0]))
+
     def _make(self, name: str, config: Config, common: Common, *, check: bool) -> Algorithm:
         plain = name_of(name)
         method, foreign = ALGORITHMS.resolve(plain)[1], ALGORITHMS.is_foreign(plain)
@@ -116,7 +146,7 @@ class Methods:
             made = parts.replaced(made, config.parts.texts | parse_label(name).parts, common)
             made = adapting.exchanged(made, config.weights)
             made = attacking.attacked(made, config.attack, self.problem.data.clients)
-            made = screened(made, config.ending)
+            made = ending.screened(made, config.ending)
             if "clock" not in own:
                 made = timing.timed(made, config.timing)
             if check:

@@ -41,6 +41,7 @@ class Setup:
     """Data, model and algorithms of a run, built and checked.
 
     Attributes:
+        config: the settings.
         task: the learning task.
         score: the score that tables show.
         class_names: names of the classes, empty if the data have none.
@@ -53,12 +54,14 @@ class Setup:
         problem: training and test samples.
         execution: devices and chunks.
         algorithms: by name.
+        programs: their names, grouped by program.
         rounds: by algorithm: some have fewer or more for the same budget.
         methods: makes the algorithms, also with other values of their settings.
         clients_per_round: m, the same for all algorithms.
         model_bytes: bytes of one model, without adapters.
     """
 
+    config: Config
     task: Task
     score: str
     class_names: tuple[str, ...]
@@ -71,6 +74,7 @@ class Setup:
     problem: Problem
     execution: Execution
     algorithms: dict[str, Algorithm]
+    programs: list[list[str]]
     rounds: dict[str, int]
     methods: Methods
     clients_per_round: int
@@ -154,6 +158,7 @@ def build(config: Config) -> Setup:
         _check_delta(config.scores.delta, algorithms, problem.data)
     check_target(config.ending, task, score, algorithms, own=problem.scores_own)
     return Setup(
+        config=config,
         task=task,
         score=score,
         class_names=dataset.strata_names,
@@ -168,6 +173,7 @@ def build(config: Config) -> Setup:
         problem=problem,
         execution=execution,
         algorithms=algorithms,
+        programs=methods.programs(algorithms),
         rounds={name: rounds_of(made, experiment.rounds) for name, made in algorithms.items()},
         methods=methods,
         clients_per_round=per_round,

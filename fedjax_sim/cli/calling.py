@@ -16,7 +16,7 @@ from fedjax_sim.cli.config import GROUPS
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.machine import start_jax
 from fedjax_sim.cli.parser import parse
-from fedjax_sim.cli.running import open_folder, programs, run
+from fedjax_sim.cli.running import open_folder, run
 from fedjax_sim.cli.stopping import STOPPING
 from fedjax_sim.cli.watching import bar, nobody
 from fedjax_sim.run import DivergedError, Result
@@ -74,11 +74,10 @@ def run_experiment(
             config = parse(argv)
             start_jax(config.machine)
             setup = build(config)
-            groups = programs(config, setup)
             if config.machine.out is not None or config.machine.resume is not None:
-                folder = open_folder(config, setup, groups, argv)
+                folder = open_folder(setup, argv)
         command = shlex.join(["python", "-m", PROGRAM, *argv])
-        outcome = run(config, setup, groups, folder, command, bar if shown else nobody)
+        outcome = run(setup, folder, command, bar if shown else nobody)
     finally:
         STOPPING.patient = False
         if folder is not None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
 from fedjax_sim.cli.build import Setup
-from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.report import aligned
 from fedjax_sim.cli.running import title
 from fedjax_sim.cli.training import client_sizes
@@ -29,7 +26,7 @@ NOTE = (
 )
 
 
-def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> None:
+def show_plan(setup: Setup) -> None:
     """Prints data, model and a line for each algorithm."""
     runs = len(setup.problem.runs)
     shapes = jax.eval_shape(setup.model.init, jax.random.key(0))
@@ -37,15 +34,15 @@ def show_plan(config: Config, setup: Setup, groups: Sequence[Sequence[str]]) -> 
     data = setup.problem.data
     clients, sizes = one_run(data, client_axes(data)), client_sizes(data).reshape(-1)
     print(
-        f"{title(config, setup)}, {setup.model_name} of {weights:,} weights "
+        f"{title(setup)}, {setup.model_name} of {weights:,} weights "
         f"({setup.model_bytes / MB:,.2f} MB); {runs} run{'s' * (runs > 1)} on "
         f"{setup.execution.described}\n{data.clients} clients train, with {sizes.min()} "
         f"to {sizes.max()} samples; score: {setup.score}, {setup.problem.scored}\n"
     )
-    places = {name: i for i, group in enumerate(groups, 1) for name in group}
+    places = {name: i for i, group in enumerate(setup.programs, 1) for name in group}
     rows = [[*HEAD]]
-    for name in config.algorithms:
-        algorithm, rounds = setup.algorithms[name], setup.rounds[name]
+    for name, algorithm in setup.algorithms.items():
+        rounds = setup.rounds[name]
         steps = _steps(algorithm, sizes)
         traffic = algorithm.traffic(shapes, clients)
         everyone = jnp.arange(clients.clients, dtype=jnp.int32)

@@ -17,18 +17,17 @@ from fedjax_sim.cli.commands import default_folder
 from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.folder import CHECKPOINTS, FORMAT, RunFolder, checkpoints_in
 from fedjax_sim.cli.loading import read_summary
-from fedjax_sim.cli.methods import name_of
 from fedjax_sim.cli.processes import largest_of_all
 from fedjax_sim.cli.report import digits
 from fedjax_sim.cli.resuming import read_settings
 from fedjax_sim.cli.stopping import STOPPING
-from fedjax_sim.cli.summary import show, summarise
+from fedjax_sim.cli.summary import summarise
 from fedjax_sim.cli.watching import Forecast, Watch
 from fedjax_sim.engine.memory import MB, TooLargeError, trim
 from fedjax_sim.partition import draw_partition, partition_hash
 from fedjax_sim.run import Checkpoints, DivergedError, Evaluation, Result
 from fedjax_sim.run.cache import forget_programs
-from fedjax_sim.run.candidates import Candidates, divergence, group_candidates, run_candidates
+from fedjax_sim.run.candidates import divergence, run_candidates
 from fedjax_sim.run.checkpoints import rounds_saved
 from fedjax_sim.run.environment import environment
 from fedjax_sim.run.identity import random_settings
@@ -40,50 +39,18 @@ class Outcome(NamedTuple):
 
     results: dict[str, Result]  # in the order in which they ended
     summaries: dict[str, dict[str, Any]]  # in the order of the command
-    common: dict[str, Any]  # the other entries of the summary
     diverged: dict[str, str]  # why each algorithm has no result
 
 
-def programs(config: Config, setup: Setup) -> list[list[str]]:
-    """Returns the algorithms grouped by program, in the order of their first members.
-
-    With a stopping rule, which would end all runs of a program, each has its own program.
-    """
-    alike: dict[Any, list[str]] = {}
-    for label in config.algorithms:
-        what = config.own(label)
-        own = label if ending.ends_early(config.ending) else ""
-        alike.setdefault((name_of(label), tuple(what), own), []).append(label)
-    found = []
-    for labels in alike.values():
-        if len(labels) == 1:
-            found.append(labels)
-            continue
-        grouped = group_candidates(
-            candidates(labels, config, setup), setup.model, setup.problem.data
-        )
-        found += [[labels[i] for i in group] for group in grouped]
-    return sorted(found, key=lambda group: config.algorithms.index(group[0]))
-
-
-def candidates(labels: Sequence[str], config: Config, setup: Setup) -> Candidates:
-    """Returns the algorithms of one method with their settings."""
-    return Candidates(
-        functools.partial(setup.methods.varied, labels[0]),
-        [config.own(label) for label in labels],
-        [setup.algorithms[label] for label in labels],
-    )
-
-
-def work_of(label: str, config: Config, setup: Setup) -> float:
+def work_of(label: str, setup: Setup) -> float:
     """Returns the relative work of an algorithm: rounds times models times epochs."""
-    return setup.rounds[label] * setup.algorithms[label].slots * config.training_of(label).epochs
+    epochs = setup.config.training_of(label).epochs
+    return setup.rounds[label] * setup.algorithms[label].slots * epochs
 
 
-def open_folder(
-    config: Config, setup: Setup, groups: Sequence[Sequence[str]], argv: Sequence[str]
-) -> RunFolder:
+def open_folder(setup: Setup, argv: Sequence[str]) -> RunFolder:
     """Makes the run folder, with the settings."""
+    config = setup.config
     resume, standardise = config.machine.resume, config.scores.standardise
     out = config.machine.out if resume is None else resume
     path = default_folder(config.experiment.dataset, config.algo) if out is None else Path(out)
@@ -103,7 +70,7 @@ def open_folder(
         "data": setup.about.as_dict(),
         "partitions": [p.name for p in setup.partitions],
         "partition_hashes": [partition_hash(p) for p in setup.partitions],
-        "programs": groups,
+        "programs": setup.programs,
         "jax": random_settings(),
     }
     if resume is not None:
@@ -144,45 +111,37 @@ def finished_status(config: Config, folder: Path) -> int | None:
     return int(any("diverged" in found[name] for name in config.algorithms))
 
 
-def title(config: Config, setup: Setup) -> str:
+def title(setup: Setup) -> str:
     """Returns the title of pictures: the data set and the partition."""
     asked = setup.sampler
     sampler = setup.partitions[0].name if asked.endswith(".npz") else asked
-    return f"{config.experiment.dataset}, {sampler or asked}, {setup.clients:,} clients"
+    return f"{setup.config.experiment.dataset}, {sampler or asked}, {setup.clients:,} clients"
 
 
-def draw_clients(config: Config, setup: Setup, path: Path) -> None:
+def draw_clients(setup: Setup, path: Path) -> None:
     """Draws the clients' samples of each class, for up to four seeds."""
-    seeds, most = config.experiment.seeds, min(4, len(setup.partitions))
+    seeds, most = setup.config.experiment.seeds, min(4, len(setup.partitions))
     one_for_all = len(setup.partitions) < len(seeds)
     titles = ["all seeds"] if one_for_all else [f"seed {s}" for s in seeds[:most]]
-    head, classes = title(config, setup), setup.class_names
+    head, classes = title(setup), setup.class_names
     draw_partition(setup.tables[:most], path, titles, title=head, classes=classes)
 
 
-def run(
-    config: Config,
-    setup: Setup,
-    groups: Sequence[Sequence[str]],
-    folder: RunFolder | None,
-    command: str,
-    watch: Watch,
-) -> Outcome:
+def run(setup: Setup, folder: RunFolder | None, command: str, watch: Watch) -> Outcome:
     """Runs every algorithm, and records it if there is a folder, which only one process has."""
     STOPPING.patient = True
     if folder is not None:
-        folder.draw("clients", lambda path: draw_clients(config, setup, path))
-    common = environment(command)
-    common["devices"] = [str(d) for d in setup.execution.devices]
+        folder.draw("clients", lambda path: draw_clients(setup, path))
+    common = {**environment(command), "devices": [str(d) for d in setup.execution.devices]}
     results: dict[str, Result] = {}
     summaries: dict[str, dict[str, Any]] = {}
-    lost: dict[str, str] = {}
-    forecast = Forecast({name: work_of(name, config, setup) for name in config.algorithms})
-    waiting = [*groups]
+    diverged: dict[str, str] = {}
+    forecast = Forecast({name: work_of(name, setup) for name in setup.algorithms})
+    waiting = [*setup.programs]
     while waiting:
         group = waiting.pop(0)
         try:
-            found = run_group(group, config, setup, folder, watch, forecast)
+            found = _Program(group, setup, folder, forecast).run(watch)
         except DivergedError as error:
             found = {group[0]: str(error)}
         except TooLargeError:
@@ -193,105 +152,103 @@ def run(
         STOPPING.patient = True
         for name, result in found.items():
             if isinstance(result, str):
-                lost[name] = result
+                diverged[name] = result
                 summaries[name] = {"diverged": result}
             else:
                 results[name] = result
-                summaries[name] = summarise(name, result, config, setup, beside=len(group) - 1)
+                summaries[name] = summarise(name, result, setup, beside=len(group) - 1)
         forecast.ended(group)
-        in_order = {name: summaries[name] for name in config.algorithms if name in summaries}
+        in_order = {name: summaries[name] for name in setup.algorithms if name in summaries}
         if folder is not None:
-            head = f"{title(config, setup)}, {setup.model_name}"
+            head = f"{title(setup)}, {setup.model_name}"
             folder.write_summary({**in_order, **common}, results)
             folder.draw_results(in_order, results, setup.score, head)
         for name in group:
             forget_programs(setup.algorithms[name])
         trim()
         STOPPING.check(largest_of_all)
-    return Outcome(results, in_order, common, lost)
+    return Outcome(results, in_order, diverged)
 
 
-def show_outcome(outcome: Outcome, config: Config, setup: Setup, folder: Path) -> None:
-    """Prints the tables of a run, and the folder."""
-    if outcome.results:
-        show(config, setup, outcome.summaries)
-        print(f"\nrecords and pictures: {folder}")
-
-
-def run_group(
-    names: Sequence[str],
-    config: Config,
-    setup: Setup,
-    folder: RunFolder | None,
-    watch: Watch,
-    forecast: Forecast,
-) -> dict[str, Result | str]:
-    """Runs algorithms that share a program, and records them if there is a folder.
+class _Program:
+    """A program: runs the algorithms that share it, and records and shows their evaluations.
 
     If there are other algorithms too, the ``forecast`` of all is shown.
-
-    Returns:
-        The result of each, or the message of one that has diverged.
     """
-    first, problem, score = names[0], setup.problem, setup.score
-    rounds, lost, note = setup.rounds[first], set[str](), ""
-    seeds = [run["seed"] for run in problem.runs]
-    folds = len(seeds) // len(setup.tables)
-    tables = [table for table in setup.tables for _ in range(folds)]
 
-    def record(name: str, evaluation: Evaluation) -> None:
-        nonlocal note
+    def __init__(
+        self, names: Sequence[str], setup: Setup, folder: RunFolder | None, forecast: Forecast
+    ) -> None:
+        self.names, self.setup, self.folder, self.forecast = names, setup, folder, forecast
+        runs = setup.problem.runs
+        folds = len(runs) // len(setup.tables)
+        self.tables = [table for table in setup.tables for _ in range(folds)]
+        self.checkpoints = checkpoints_of(names[0], setup.config, folder)
+        self.rounds, self.saved = setup.rounds[names[0]], 0
+        if self.checkpoints is not None:
+            self.saved = min(self.rounds, rounds_saved(self.checkpoints))
+        self.lost = set[str]()
+        self.note = ""
+
+    def run(self, watch: Watch) -> dict[str, Result | str]:
+        """Returns the result of each algorithm, or the message of one that has diverged."""
+        names, setup, first = self.names, self.setup, self.names[0]
+        common: dict[str, Any] = {
+            "rounds": self.rounds,
+            "on_compiled": self._compiled,
+            "on_rounds": self._progress,
+            "checkpoints": self.checkpoints,
+        }
+        experiment = setup.experiment(first)
+        with (
+            watch(names, self.rounds, self.saved) as self.tell,
+            self.forecast.program(names, self.rounds, self.saved) as self.advance,
+        ):
+            STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
+            STOPPING.check(largest_of_all)
+            if len(names) == 1:
+                on_evaluation = functools.partial(self._record, first)
+                stop = ending.rule(
+                    setup.config.ending,
+                    setup.score,
+                    experiment.algorithm,
+                    validated=setup.problem.validates_own,
+                )
+                return {first: experiment.run(on_evaluation=on_evaluation, stop=stop, **common)}
+            results = run_candidates(
+                setup.methods.candidates(names, setup.algorithms),
+                experiment,
+                on_evaluation=lambda place, evaluation: self._record(names[place], evaluation),
+                **common,
+            )
+        seeds = [run["seed"] for run in setup.problem.runs]
+        outcomes = (divergence(result, seeds) or result for result in results)
+        return dict(zip(names, outcomes, strict=True))
+
+    def _compiled(self, held: int) -> None:
+        STOPPING.patient = True
+        self.tell(self.saved, f"{held / MB:,.0f} MB a device")
+
+    def _progress(self, done: int) -> None:
+        self.advance(done)
+        others = len(self.names) < len(self.setup.algorithms)
+        left = f"{self.forecast} in all" if others and str(self.forecast) else ""
+        self.tell(done, ", ".join(filter(None, (self.note, left))))
+        STOPPING.check(largest_of_all)
+
+    def _record(self, name: str, evaluation: Evaluation) -> None:
+        setup, problem = self.setup, self.setup.problem
         if not np.isfinite(evaluation.test_loss).all():
-            lost.add(name)
-        if folder is not None and name not in lost:
-            folder.log(name, evaluation, problem.runs, tables, setup.task, problem.names)
+            self.lost.add(name)
+        if self.folder is not None and name not in self.lost:
+            tables, names = self.tables, problem.names
+            self.folder.log(name, evaluation, problem.runs, tables, setup.task, names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
         if scored is not None:
-            value = float(mean_known(scored.reported[score]))
-            shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
-            note = f"{score} {shown}"
-
-    def progress(done: int) -> None:
-        advance(done)
-        whole = (
-            f"{forecast} in all" if len(names) < len(config.algorithms) and str(forecast) else ""
-        )
-        tell(done, ", ".join(filter(None, (note, whole))))
-        STOPPING.check(largest_of_all)
-
-    def ready(held: int) -> None:
-        STOPPING.patient = True
-        tell(saved, f"{held / MB:,.0f} MB a device")
-
-    checkpoints = checkpoints_of(first, config, folder)
-    saved = 0 if checkpoints is None else min(rounds, rounds_saved(checkpoints))
-    common: dict[str, Any] = {
-        "rounds": rounds,
-        "on_compiled": ready,
-        "on_rounds": progress,
-        "checkpoints": checkpoints,
-    }
-    experiment = setup.experiment(first)
-    with (
-        watch(names, rounds, saved) as tell,
-        forecast.program(names, rounds, saved) as advance,
-    ):
-        STOPPING.patient = False  # compiling may take minutes, and nothing would be lost
-        STOPPING.check(largest_of_all)
-        if len(names) == 1:
-            validated = problem.validates_own
-            stop = ending.rule(config.ending, score, experiment.algorithm, validated=validated)
-            on_evaluation = functools.partial(record, first)
-            return {first: experiment.run(on_evaluation=on_evaluation, stop=stop, **common)}
-        results = run_candidates(
-            candidates(names, config, setup),
-            experiment,
-            on_evaluation=lambda place, evaluation: record(names[place], evaluation),
-            **common,
-        )
-    outcomes = (divergence(result, seeds) or result for result in results)
-    return dict(zip(names, outcomes, strict=True))
+            value = float(mean_known(scored.reported[setup.score]))
+            percent = setup.task.metrics[setup.score].percent
+            self.note = f"{setup.score} {f'{100 * value:.1f} %' if percent else digits(value)}"
 
 
 def checkpoints_of(name: str, config: Config, folder: RunFolder | None) -> Checkpoints | None:

@@ -11,7 +11,6 @@ from fedjax_sim.base import Clock
 from fedjax_sim.base.words import counted, percent
 from fedjax_sim.cli import adapting, attacking, ending, timing
 from fedjax_sim.cli.build import Setup
-from fedjax_sim.cli.config import Config
 from fedjax_sim.cli.defaults import OTHERS, defaults_of
 from fedjax_sim.cli.flags import flag
 from fedjax_sim.cli.report import measurements, table
@@ -22,15 +21,13 @@ from fedjax_sim.run import Result
 from fedjax_sim.run.provenance import Privacy
 
 
-def summarise(
-    name: str, result: Result, config: Config, setup: Setup, *, beside: int = 0
-) -> dict[str, Any]:
+def summarise(name: str, result: Result, setup: Setup, *, beside: int = 0) -> dict[str, Any]:
     """Returns the entry of one algorithm in ``summary.json``, with ε and δ if it has them.
 
     ``beside`` is the number of other algorithms in the same programs; seconds and speed include
     them.
     """
-    experiment = config.experiment
+    config, experiment = setup.config, setup.config.experiment
     summary = entry_of(
         result,
         delta=config.scores.delta,
@@ -109,9 +106,9 @@ def client_privacy_spent(result: Result, delta: float | None = None) -> dict[str
     return {**spent, "client_delta": delta, "client_epsilon_protects": privacy.protects}
 
 
-def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
+def show(setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints the title and the table."""
-    experiment = config.experiment
+    config, experiment = setup.config, setup.config.experiment
     prepared = _prepared(setup) + adapting.describe(config.weights, setup.model)
     prepared += attacking.describe(config.attack, setup.problem.data.clients)
     skew = "" if setup.emd is None else f", EMD {setup.emd:.2f}"

@@ -126,41 +126,20 @@ def read_study(path: Path, trust: Collection[str] = ()) -> Study:
 
 
 def _study(given: Mapping[str, Any]) -> Study:
-    _check_keys("", given, KEYS)
-    for name in TABLES:
-        listed = name == "methods" and isinstance(given.get(name), list)
-        if not isinstance(given.get(name, {}), Mapping) and not listed:
-            raise ValueError(f"{name} must be a table, [{name}], got {given[name]!r}")
-    run, grid, cells = given.get("run", {}), given.get("grid", {}), given.get("cells", [{}])
-    if not isinstance(cells, list) or not all(isinstance(one, Mapping) for one in cells):
-        raise ValueError(f"cells must be an array of tables, [[cells]], got {cells!r}")
-    together = {key: value for one in cells for key, value in one.items()}
-    places = {"run": run, "grid": grid, "cells": together}
-    for name, table in places.items():
-        _check_keys(f"{name}.", table, SETTINGS)
-    for one, other in itertools.combinations(places, 2):
-        if both := sorted(places[one].keys() & places[other].keys()):
-            raise ValueError(f"{both[0]} is in {one} and in {other}: leave it in one of them")
+    run, grid, cells = _tables(given)
     rows = _rows(given.get("methods", {}))
     baseline = given.get("baseline", next(iter(rows)))
     if not isinstance(baseline, str) or baseline not in rows:
         raise ValueError(f"baseline must be one of {', '.join(rows)}, got {baseline!r}")
-    texts = dict.fromkeys(text for labels in rows.values() for text in labels)
-    algo, *others = texts
+    algo, *others = dict.fromkeys(text for labels in rows.values() for text in labels)
     methods = ["--algo", algo, "--compare", *(others or ["none"])]
+    common = [word for key, value in run.items() for word in _words("run", key, value)]
     found = []
     for settings in ({**one, **point} for one in cells for point in _combinations(grid)):
-        argv = [word for key, value in run.items() for word in _words("run", key, value)]
+        argv = [*common]
         for key, value in settings.items():
             argv += _words("grid" if key in grid else "cells", key, value)
-        point_text = ", ".join(f"{key} = {value}" for key, value in settings.items())
-        where = f"at {point_text}: " if settings else ""
-        try:
-            config = parse([*argv, *methods])
-        except ValueError as error:
-            raise ValueError(where + str(error)) from error
-        _check_choice(rows, config, where)
-        found.append(Cell(_name(settings), settings, (*argv, *methods), config))
+        found.append(_cell(settings, [*argv, *methods], rows))
     if not found:
         raise ValueError("cells must have a table at least, or be left out")
     if len({cell.argv for cell in found}) < len(found):
@@ -172,6 +151,38 @@ def _study(given: Mapping[str, Any]) -> Study:
         return study._replace(across=_across(given["table"], study.columns))
     every = (key for key in study.columns if all(key in cell.settings for cell in found))
     return study._replace(across=next(every, study.across))
+
+
+def _tables(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], list[Any]]:
+    """Returns the tables run, grid and cells, each setting in one of them."""
+    _check_keys("", given, KEYS)
+    for name in TABLES:
+        listed = name == "methods" and isinstance(given.get(name), list)
+        if not isinstance(given.get(name, {}), Mapping) and not listed:
+            raise ValueError(f"{name} must be a table, [{name}], got {given[name]!r}")
+    run, grid, cells = given.get("run", {}), given.get("grid", {}), given.get("cells", [{}])
+    if not isinstance(cells, list) or not all(isinstance(one, Mapping) for one in cells):
+        raise ValueError(f"cells must be an array of tables, [[cells]], got {cells!r}")
+    places = {"run": run, "grid": grid, "cells": {k: v for one in cells for k, v in one.items()}}
+    for name, table in places.items():
+        _check_keys(f"{name}.", table, SETTINGS)
+    for one, other in itertools.combinations(places, 2):
+        if both := sorted(places[one].keys() & places[other].keys()):
+            raise ValueError(f"{both[0]} is in {one} and in {other}: leave it in one of them")
+    return run, grid, cells
+
+
+def _cell(
+    settings: Mapping[str, Any], argv: Sequence[str], rows: Mapping[str, tuple[str, ...]]
+) -> Cell:
+    point = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    where = f"at {point}: " if settings else ""
+    try:
+        config = parse(argv)
+    except ValueError as error:
+        raise ValueError(where + str(error)) from error
+    _check_choice(rows, config, where)
+    return Cell(_name(settings), settings, tuple(argv), config)
 
 
 def _across(table: Any, known: Sequence[str]) -> str:
