@@ -191,7 +191,7 @@ def test_whatever_clients_keep_is_the_same_to_the_bit(name: str, federation: Fed
         made = experiment_of(name, federation, network, chunk=1, client_state_mb=mb)
         run = (stages := [stage for _, stage in made.intervals((0, 1), 5)])[-1].run
         assert run is not None
-        return made.exported(run), (stages[-1].variables, [stage.metrics for stage in stages])
+        return made.exported(run), (stages[-1].collected, [stage.metrics for stage in stages])
 
     theirs = found(None)
     size = tree.num_bytes(per_client_state(theirs[0]))

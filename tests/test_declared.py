@@ -96,7 +96,7 @@ def declared() -> Iterator[tuple[Make, str, Any]]:
                 parameters = inspect.signature(made).parameters
                 names = inspect.unwrap(made).__globals__
                 limits = ranges.limits((n, p.annotation, names) for n, p in parameters.items())
-            yield from ((made, name, within) for name, (_, within) in limits.items())
+            yield from ((made, name, within) for name, within in limits.items())
 
 
 DECLARATIONS = {

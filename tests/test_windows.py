@@ -192,7 +192,7 @@ def stages(name: str, federation: Federation, mb: float | None, devices: int = 1
     found = [stage for _, stage in made.intervals((0, 1), 5)]
     run = found[-1].run
     assert run is not None
-    return made.exported(run).state, found[-1].variables, [stage.metrics for stage in found]
+    return made.exported(run).state, found[-1].collected, [stage.metrics for stage in found]
 
 
 def test_a_run_is_where_its_algorithm_was_composed_or_where_it_is_told(

@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from fedjax_sim.base import ranges
+from fedjax_sim.base.words import as_given
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,12 +66,14 @@ class Part:
         }
         cls._limits = ranges.limits((field.name, *typed[field.name]) for field in _fields(cls))
 
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # the settings by position
     _limits: ClassVar[ranges.Limits] = {}
     _by_hand: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
         """Rejects numbers out of range: see :mod:`fedjax_sim.base.ranges`."""
-        ranges.check(cls._limits, () if cls._by_hand else args, settings)
+        named = {} if cls._by_hand else dict(zip(cls.__match_args__, args, strict=False))
+        ranges.check(cls._limits, named | settings)
         return super().__new__(cls)
 
     @property
@@ -170,7 +173,7 @@ def part(factory: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(factory)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         named = dict(zip(order, args, strict=False)) | kwargs
-        ranges.check(limits, (), named)
+        ranges.check(limits, named)
         value = factory(*args, **kwargs)  # first: its TypeError names the function, bind's does not
         bound = inspect.signature(factory).bind(*args, **kwargs)
         return with_origin(value, Origin(made, types.MappingProxyType(_flat(bound))))
@@ -269,13 +272,7 @@ def check_kind(wanted: str, kind: type, part: Any) -> None:
     ValueError: server must be a Part, got the class Part: use Part(...)
     """
     if not isinstance(part, kind):
-        got = uncalled(part) if isinstance(part, type) else f"{part!r}"
-        raise ValueError(f"{wanted} {kind.__name__}, got {got}")
-
-
-def uncalled(part: type) -> str:
-    """Returns the call to write instead of a class that was not called."""
-    return f"the class {part.__name__}: use {part.__name__}(...)"
+        raise ValueError(f"{wanted} {kind.__name__}, got {as_given(part)}")
 
 
 def written_arguments(origin: Origin, write: Callable[[Any], str]) -> Iterator[str]:

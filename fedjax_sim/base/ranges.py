@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from fedjax_sim.base.arrays import concrete
-from fedjax_sim.base.words import array_type
+from fedjax_sim.base.words import array_type, as_given
 
 LARGEST = 2**31 - 1
 """The largest integer that parts and flags accept."""
@@ -87,8 +87,8 @@ FinitePositive: TypeAlias = Annotated[
 Choice: TypeAlias = tuple[Any, ...]
 """The values of a setting of type ``Literal``."""
 
-Limits: TypeAlias = Mapping[str, tuple[int, Range | Choice]]
-"""The position of each setting that has a range or a choice, and that, by name."""
+Limits: TypeAlias = Mapping[str, Range | Choice]
+"""The range or the choice of each setting that has one, by name."""
 
 _INTEGER = Range("", -LARGEST, LARGEST, whole=True)
 _COUNTED = Range("at least 1", 1, whole=True)
@@ -97,13 +97,13 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
-    """Returns the limited settings among names in order, with annotations and namespaces.
+    """Returns the limited settings among names with annotations and namespaces.
 
-    >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"][1]
+    >>> limits([("local", "LocalUpdate", {}), ("mu", "NonNegative | None", globals())])["mu"]
     'at least 0'
     """
-    found: dict[str, tuple[int, Range | Choice]] = {}
-    for i, (name, of, namespace) in enumerate(annotated):
+    found: dict[str, Range | Choice] = {}
+    for name, of, namespace in annotated:
         members = typing.get_args(of) if typing.get_origin(of) in _UNIONS else (of,)
         if isinstance(of, str):
             words = of.split(" | ")
@@ -114,42 +114,43 @@ def limits(annotated: Iterable[tuple[str, Any, Mapping[str, Any]]]) -> Limits:
         none = (None,) if type(None) in members else ()
         choices = [typing.get_args(m) + none for m in members if typing.get_origin(m) is Literal]
         for limit in (*ranges[:1], *choices):
-            found[name] = i, limit
+            found[name] = limit
     return types.MappingProxyType(found)
 
 
-def check(limits: Limits, args: tuple[Any, ...], settings: Mapping[str, Any]) -> None:
+def check(limits: Limits, settings: Mapping[str, Any]) -> None:
     """Raises ValueError if a number is out of its range, or a value is not one of the choices.
 
     Traced numbers, and functions or None in place of a number, are not checked.
 
-    >>> check({"mu": (0, Range("at least 0", 0))}, (-1,), {})
+    >>> check({"mu": Range("at least 0", 0)}, {"mu": -1})
     Traceback (most recent call last):
     ValueError: mu must be at least 0, got -1
-    >>> check({"mode": (0, ("slow", "fast", "off"))}, ("on",), {})
+    >>> check({"mode": ("slow", "fast", "off")}, {"mode": "on"})
     Traceback (most recent call last):
     ValueError: mode must be 'slow', 'fast' or 'off', got 'on'
     """
-    for name, (i, within) in limits.items():
-        given = i < len(args) or name in settings
-        value = args[i] if i < len(args) else settings.get(name)
-        if not isinstance(within, Range):
-            if given and value not in within:
-                first, last = ", ".join(map(repr, within[:-1])), repr(within[-1])
-                raise ValueError(f"{name} must be {first} or {last}, got {value!r}")
-            continue
-        kind = f"a whole number {within.words}".rstrip() if within.whole else within.words
-        if isinstance(value, type):
-            called = value.__name__
-            raise ValueError(f"{name} must be {kind}, got the class {called}: use {called}(...)")
-        if value is None or callable(value) or not concrete(value):
-            continue
-        if not within.takes(value):
-            got = f"an array of {array_type(value)}" if getattr(value, "ndim", 0) else repr(value)
-            raise ValueError(f"{name} must be {kind}, got {got}")
-        if isinstance(value, numbers.Integral) and abs(int(value)) > LARGEST:
-            raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
-        if value not in within:
-            raise ValueError(f"{name} must be {within.words}, got {value}")
-        if name in COUNTED and isinstance(value, numbers.Integral) and int(value) > MOST:
-            raise ValueError(f"{name} must be at most {MOST}, got {value}")
+    for name, value in settings.items():
+        within = limits.get(name)
+        if isinstance(within, Range):
+            _check_number(name, within, value)
+        elif within is not None and value not in within:
+            first, last = ", ".join(map(repr, within[:-1])), repr(within[-1])
+            raise ValueError(f"{name} must be {first} or {last}, got {value!r}")
+
+
+def _check_number(name: str, within: Range, value: Any) -> None:
+    kind = f"a whole number {within.words}".rstrip() if within.whole else within.words
+    if isinstance(value, type):
+        raise ValueError(f"{name} must be {kind}, got {as_given(value)}")
+    if value is None or callable(value) or not concrete(value):
+        return
+    if not within.takes(value):
+        got = f"an array of {array_type(value)}" if getattr(value, "ndim", 0) else repr(value)
+        raise ValueError(f"{name} must be {kind}, got {got}")
+    if isinstance(value, numbers.Integral) and abs(int(value)) > LARGEST:
+        raise ValueError(f"{name} must be within ±{LARGEST}, got {str(value)[:20]}")
+    if value not in within:
+        raise ValueError(f"{name} must be {within.words}, got {value}")
+    if name in COUNTED and isinstance(value, numbers.Integral) and int(value) > MOST:
+        raise ValueError(f"{name} must be at most {MOST}, got {value}")

@@ -51,6 +51,13 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24} h"
 
 
+def as_given(value: Any) -> str:
+    """Returns a value's repr, or the call to write instead of a class."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: use {value.__name__}(...)"
+    return repr(value)
+
+
 def array_type(values: Any) -> str:
     """Returns dtype and shape of an array.
 

@@ -123,20 +123,17 @@ def show(setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     shared = [name for name, s in summaries.items() if s.get("settings_in_program")]
     if shared:
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
-    said: dict[str, list[str]] = {}  # a line once for all settings of a grid
+    names_by_remark: dict[str, list[str]] = {}  # once for all settings of a grid
     for name, s in summaries.items():
-        for line in remarks(s, setup.problem.data.clients):
-            said.setdefault(line, []).append(name)
-    for line, names in said.items():
-        print(f"\n{', '.join(names)}: {line}")
-    by_default: dict[str, list[str]] = {}
+        for remark in remarks(s, setup.problem.data.clients):
+            names_by_remark.setdefault(remark, []).append(name)
     for name in config.algorithms:
         by_itself = config.trained[name].items() - parse_label(name).training.items()
-        flags = " and ".join(f"{flag(key)} {value:g}" for key, value in sorted(by_itself))
-        by_default.setdefault(flags, []).append(name)
-    for flags, names in by_default.items():
-        if flags:
-            print(f"\n{', '.join(names)}: {flags} by default, as clients take plain steps of SGD")
+        if flags := " and ".join(f"{flag(key)} {value:g}" for key, value in sorted(by_itself)):
+            remark = f"{flags} by default, as clients take plain steps of SGD"
+            names_by_remark.setdefault(remark, []).append(name)
+    for remark, names in names_by_remark.items():
+        print(f"\n{', '.join(names)}: {remark}")
     if lacking := ", ".join(n for n, s in summaries.items() if s.get("own_leaves")):
         print(
             f"\nno score of the server's model: {lacking} train some leaves at the clients alone, "

@@ -313,7 +313,7 @@ class SGD(LocalUpdate):
         visit = Visit(*given)
         client = visit.client
         plan, start = self._begin(*visit)
-        common = self._common_steps(client)
+        common, epochs = self._common_steps(client), self._most_epochs
         if common is not None:
             total, batches = common
             epochs = -(-total // max(batches, 1))
@@ -322,26 +322,24 @@ class SGD(LocalUpdate):
 
         def epoch(e: Array, progress: Progress, client: ClientView) -> Progress:
             here = visit._replace(client=client)
+            todo: Any  # a Python number if all clients take as many steps
             of_epoch, todo = self._stretch(plan._replace(epoch=e), progress, *here)
+            if common is not None:
+                whole = total == epochs * batches
+                todo = batches if whole else jnp.minimum(batches, total - e * batches)
 
             def one(b: Array, progress: Progress, client: ClientView) -> Progress:
                 return self._moved(of_epoch, progress, b, here._replace(client=client))
 
-            if common is None:
-                progress = repeat(client, todo, most, one, progress)
-                return progress._replace(steps=progress.steps + todo)
-            left = total - e * batches
-            number = batches if total == epochs * batches else jnp.minimum(batches, left)
-            progress = jax.lax.fori_loop(0, number, lambda b, w: one(b, w, client), progress)
-            return progress._replace(steps=progress.steps + number)
+            progress = repeat(client, todo, most, one, progress)
+            return progress._replace(steps=progress.steps + todo)
 
-        if common is not None:
+        if self.steps is None:
             end = jax.lax.fori_loop(0, epochs, lambda e, w: epoch(e, w, client), start)
-            end = tree.select(client.size > 0, end, start)
-        elif self.steps is None:
-            end = jax.lax.fori_loop(0, self._most_epochs, lambda e, w: epoch(e, w, client), start)
         else:
             batches = self._batches(client.size, client.id)
             needed = jnp.where(batches > 0, -(-plan.total // jnp.maximum(batches, 1)), 0)
-            end = repeat(client, needed, self._most_epochs, epoch, start)
+            end = repeat(client, needed, epochs, epoch, start)
+        if common is not None:
+            end = tree.select(client.size > 0, end, start)
         return self._end(plan, end, *visit)

@@ -108,33 +108,33 @@ def _labels(y: NDArray[Any], samples: int, classes: int | None) -> NDArray[np.in
     return class_labels(y, samples, classes)
 
 
-def as_targets(y: NDArray[Any], samples: int, name: str = "y") -> NDArray[Any]:
+def as_targets(y: NDArray[Any], samples: int) -> NDArray[Any]:
     """Converts targets of any task: floats to float32; integers and bool ``[n]`` to class labels.
 
     A label may be -1, for no label, if the task takes it.
     """
     if y.ndim == 1 and y.dtype.kind in "biu":
-        return class_labels(y, samples, None, name, least=-1)
+        return class_labels(y, samples, None, "y", least=-1)
     if y.shape[:1] != (samples,) or y.dtype.kind not in "biuf":
         hint = ": number texts by fs.data.from_arrays" if y.dtype.kind in "UO" else ""
-        raise ValueError(f"{name} must be numbers [{samples}, ...], got {array_type(y)}{hint}")
+        raise ValueError(f"y must be numbers [{samples}, ...], got {array_type(y)}{hint}")
     if y.dtype.kind == "f":
         if y.dtype != np.float32 and len(y):
-            _check_rounding(name, y.reshape(len(y), math.prod(y.shape[1:])))
+            _check_rounding(y.reshape(len(y), math.prod(y.shape[1:])))
         with np.errstate(over="ignore"):
             return y.astype(np.float32, copy=False)
-    check_int32(name, y)
+    check_int32("y", y)
     return y if y.dtype == bool else y.astype(np.int32, copy=False)
 
 
-def _check_rounding(name: str, y: NDArray[Any]) -> None:
+def _check_rounding(y: NDArray[Any]) -> None:
     """Raises ValueError if float32 rounds a column by much of its spread, such as Unix times."""
     for column in y.T:
         with np.errstate(over="ignore", invalid="ignore"):
             lost = np.std(column - column.astype(np.float32)) > ROUNDED * np.std(column)
         if lost:
             raise ValueError(
-                f"{name} must have values that are distinct in float32, got {column.min()} to "
+                f"y must have values that are distinct in float32, got {column.min()} to "
                 f"{column.max()}: subtract a constant, such as {np.median(column):.15g}"
             )
 

@@ -40,7 +40,7 @@ def use_cores(count: int | None = None) -> None:
 
     >>> use_cores(len(jax.devices("cpu")))  # the current number: nothing changes
     """
-    ranges.check(_COUNTS, (count,), {})
+    ranges.check(_COUNTS, {"count": count})
     wanted = count or available_cores()
     settings: Any = jax.config  # untyped
     if settings.jax_num_cpu_devices == wanted:

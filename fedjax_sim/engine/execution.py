@@ -301,7 +301,7 @@ def make_execution(
     limits = {"samples_mb": samples_mb, "client_state_mb": client_state_mb}
     counts = {"chunk": chunk, "lanes": lanes, "model_devices": model_devices}
     number = None if isinstance(devices, Sequence) else devices
-    ranges.check(_LIMITS, (), {"devices": number, **counts, **limits})
+    ranges.check(_LIMITS, {"devices": number, **counts, **limits})
     by_default = False
     if isinstance(devices, Sequence):
         used = tuple(devices)

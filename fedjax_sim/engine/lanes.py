@@ -103,21 +103,23 @@ def _without_common(fn: InSteps, constants: PyTree, common: PyTree, *task: PyTre
     The server model is such a part of a plan, and weights that do not train of a carry.
     """
     due = jnp.ones((), bool)
-    plan, carry = jax.eval_shape(fn.begin, constants, common, *task, due)
-    begin, stretch, step = (
-        functools.partial(part, constants) for part in (fn.begin, fn.stretch, fn.step)
-    )
-    plans, carries, count = (len(jax.tree.leaves(tree)) for tree in (plan, carry, common))
-    start = count + len(jax.tree.leaves(task))  # number of the first array of the plan, in a step
-    first = _origins(begin, common, *task, due)
-    later = _origins(stretch, common, *task, due, plan, carry)[:plans]
-    later = [*[i - (i > start) for i in later], *_origins(step, common, *task, plan, carry)]
-    origins = [
-        origin if origin < count and then in (origin, start + place) else -1
+
+    def begin(common: PyTree) -> PyTree:
+        return fn.begin(constants, common, *task, due)
+
+    def next_state(common: PyTree, plan: PyTree, carry: PyTree) -> tuple[PyTree, PyTree]:
+        plan_after, _ = fn.stretch(constants, common, *task, due, plan, carry)
+        return plan_after, fn.step(constants, common, *task, plan, carry)
+
+    plan, carry = jax.eval_shape(begin, common)
+    count, plans = len(jax.tree.leaves(common)), len(jax.tree.leaves(plan))
+    first, later = _origins(begin, common), _origins(next_state, common, plan, carry)
+    origins = [  # the plan and carry come after common in the arguments of next_state
+        origin if then in (origin, count + place) else -1
         for place, (origin, then) in enumerate(zip(first, later, strict=True))
     ]
     of_plan = _Rest(jax.tree.structure(plan), origins[:plans])
-    of_carry = _Rest(jax.tree.structure(carry), origins[plans : plans + carries])
+    of_carry = _Rest(jax.tree.structure(carry), origins[plans:])
 
     def state(common: PyTree, plan: list[Array], carry: list[Array]) -> tuple[PyTree, PyTree]:
         return of_plan.whole(common, plan), of_carry.whole(common, carry)

@@ -110,14 +110,13 @@ def absorb(
     slots: Slots,
     cohort: Cohort,
     due: Array,
-    updates: Variables | None = None,
-    mean: Variables | None = None,
+    updates: PyTree = None,
 ) -> FedState:
     """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
-    The messages have changed the shared state in ``state``. ``updates [P, *p]`` are the sent
-    updates; None: the models in ``slots``, after training, minus ``cohort.received``. ``mean [*p]``
-    is that of the updates if they are not stored.
+    The messages have changed the shared state in ``state``. ``updates`` are the sent updates,
+    ``[P, *p]``, or their mean, ``[*p]``, unless ``parts.holds_updates``; None: the models in
+    ``slots``, after training, minus ``cohort.received``.
     """
     # Without the clients' fields, which lax.cond would copy through both branches.
     none: dict[str, Any] = dict.fromkeys(CLIENTS, ())
@@ -130,16 +129,19 @@ def absorb(
         weights = weights_of(parts, cohort.samples, slots.samples_visited, counted)
         if cohort.chance is not None:
             weights = weights / jnp.where(counted, cohort.chance, 1)
-        changes: PyTree = updates if mean is None else ()
-        if changes is None:
-            changes = tree.subtract(slots.variables, cohort.received)
-        gathered, after = _preaggregate(parts, key, state, Gathered(changes, weights, cohort))
+        held: PyTree = updates if parts.holds_updates else ()
+        if updates is None:
+            held = tree.subtract(slots.variables, cohort.received)
+        gathered, after = _preaggregate(parts, key, state, Gathered(held, weights, cohort))
         own_key, opt_state, shared = stream(key, Round.SERVER), state.opt_state, state.shared_state
         sent = received(parts, state.server)
         if parts.exchange.fragments:
             taken, opt_state = _fragment_moves(parts, own_key, state.round, opt_state, gathered)
         else:
-            step = aggregate(parts, gathered) if mean is None else _over_whole(mean, gathered)
+            if parts.holds_updates:
+                step = aggregate(parts, gathered)
+            else:
+                step = _over_whole(updates, gathered)
             step = over_covered(parts, step, gathered, state.round)
             masks = travels(parts, state.server), sent
             taken, opt_state, shared = _server_moves(

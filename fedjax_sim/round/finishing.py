@@ -24,23 +24,16 @@ def collect(parts: Parts, key: Array, state: FedState, data: ClientData) -> tupl
     slots, due = state.slots, parts.flight.due(state.round - 1, parts.slots)
     samples = client_sizes(data, slots.client, state.round - 1)
     slots = sendings.send_rest(parts, key, state, data, slots, ~due)
-    everyone = jax.lax.cond(
-        jnp.all(due),  # then the server has just aggregated all
-        lambda: state.server,
-        lambda: (
-            collecting.absorb(
-                parts,
-                key,
-                state,
-                slots,
-                collecting.cohort_of(parts, state, slots, samples, data),
-                jnp.ones_like(due),
-            ).server
-        ),
-    )
+
+    def absorb_all() -> Variables:
+        cohort = collecting.cohort_of(parts, state, slots, samples, data)
+        return collecting.absorb(parts, key, state, slots, cohort, jnp.ones_like(due)).server
+
+    # If all were due, the server has just aggregated them.
+    server = jax.lax.cond(jnp.all(due), lambda: state.server, absorb_all)
     # A model that no client has trained, because all that were chosen slept, is at no client.
     uploads = jnp.sum(~due & parts.selection.sticky & (slots.visits > 0), dtype=jnp.int32)
-    return everyone, uploads + parts.relays * jnp.any(~due).astype(jnp.int32)
+    return server, uploads + parts.relays * jnp.any(~due).astype(jnp.int32)
 
 
 def finish(parts: Parts, key: Array, server: Variables, data: ClientData) -> Variables:

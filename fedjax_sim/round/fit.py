@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,8 @@ from fedjax_sim.base import (
     ranges,
     shown,
 )
-from fedjax_sim.base.parts import check_kind, is_users, uncalled
+from fedjax_sim.base.parts import check_kind, is_users
+from fedjax_sim.base.words import as_given
 from fedjax_sim.engine import needs, tree
 from fedjax_sim.engine.chances import DIVIDED, KNOWN_VISITS
 from fedjax_sim.engine.execution import Execution
@@ -62,7 +63,7 @@ def check_parts(parts: Any) -> None:
     """
     if parts.clients_per_round is None:
         raise ValueError("clients_per_round must be a whole number at least 1, got None")
-    ranges.check(_COUNTS, (parts.clients_per_round,), {})
+    ranges.check(_COUNTS, {"clients_per_round": parts.clients_per_round})
     _check_kinds(parts)
     _ = parts.group  # a flight rejects numbers of slots that it cannot group
     for role, part in _by_role(parts):
@@ -111,8 +112,7 @@ def _check_kinds(parts: Any) -> None:
         functions["redistribution"] = flight.redistribution
     for role, part in functions.items():
         if isinstance(part, type) or not callable(part):
-            got = uncalled(part) if isinstance(part, type) else repr(part)
-            raise ValueError(f"{role} must be a function, got {got}")
+            raise ValueError(f"{role} must be a function, got {as_given(part)}")
 
 
 def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
@@ -127,32 +127,30 @@ def _check_need(role: str, part: Any, need: Need, parts: Any) -> None:
 def _derived(parts: Any) -> Iterator[tuple[str, Any, Need]]:
     """Yields role, part and need, derived from the properties of parts."""
     local, selection, shared = parts.local, parts.selection, needs.shares(parts.local)
-    if shared:  # the state belongs to one model
-        yield "local", local, needs.ONE_MODEL
-    if local.survey is not None:  # answers would bypass sending
-        yield "local", local, needs.AS_IT_IS
-    if selection.poll is not None and selection.ask is not None:
-        yield from (("selection", selection, need) for need in needs.ASKED)
-    if selection.see is not None:
-        for need in (needs.NO_FLIGHT, needs.ONE_MODEL, needs.A_MODEL_SENT):
-            yield "selection", selection, need
-    if selection.repeats:
-        yield from (("selection", selection, n) for n in (needs.NO_FLIGHT, needs.NOTHING_KEPT))
-    if selection.times:
-        yield from (("selection", selection, n) for n in (needs.CLOCK, needs.SYNCHRONOUS))
-    yield from (("exchange", parts.exchange, need) for need in needs_of(parts.exchange))
-    if needs.per_visit(parts):
-        for need in (KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED):
-            yield "weighting", parts.weighting, need
+    asks = selection.poll is not None and selection.ask is not None
+    sees = selection.see is not None
+    divided = KNOWN_VISITS, needs.NOBODY_LOST, *DIVIDED
+    rules: list[tuple[str, Any, bool, Sequence[Need]]] = [
+        ("local", local, shared, [needs.ONE_MODEL]),  # the state belongs to one model
+        ("local", local, local.survey is not None, [needs.AS_IT_IS]),  # answers bypass sending
+        ("selection", selection, asks, needs.ASKED),
+        ("selection", selection, sees, [needs.NO_FLIGHT, needs.ONE_MODEL, needs.A_MODEL_SENT]),
+        ("selection", selection, selection.repeats, [needs.NO_FLIGHT, needs.NOTHING_KEPT]),
+        ("selection", selection, selection.times, [needs.CLOCK, needs.SYNCHRONOUS]),
+        ("exchange", parts.exchange, True, needs_of(parts.exchange)),
+        ("weighting", parts.weighting, needs.per_visit(parts), divided),
+    ]
     for part in parts.sending:
-        if part.withholds:  # models in flight, or control variates of others, would be lost
-            yield from (("sending", part, need) for need in (needs.NO_FLIGHT, needs.NOTHING_SHARED))
-        if part.measured or (part.withholds and not part.screens):
-            yield "sending", part, needs.BYTES_KNOWN
-        if part.choose is not None:
-            yield from (("sending", part, need) for need in DIVIDED)
-        if not (part.messages and shared):
-            yield "sending", part, needs.A_MODEL_SENT
+        unknown = part.measured or (part.withholds and not part.screens)
+        rules += [
+            # models in flight, or control variates of others, would be lost
+            ("sending", part, part.withholds, [needs.NO_FLIGHT, needs.NOTHING_SHARED]),
+            ("sending", part, unknown, [needs.BYTES_KNOWN]),
+            ("sending", part, part.choose is not None, DIVIDED),
+            ("sending", part, not (part.messages and shared), [needs.A_MODEL_SENT]),
+        ]
+    for role, part, applies, wanted in rules:
+        yield from ((role, part, need) for need in wanted if applies)
 
 
 def _check_effect(parts: Any) -> None:

@@ -69,13 +69,12 @@ def send(
     update = trained.variables
     if parts.in_flight:
         update = tree.subtract(update, known)
-    update, message, kept, sent, chance, sizes = _apply_sending(
+    update, message, messages = _apply_sending(
         parts, key, state, data, slots.client, sends, visited, known, update, trained.message, most
     )
     if parts.in_flight:
-        update = tree.select_rows(sent, tree.add(known, update), trained.variables)
-    trained = trained._replace(variables=update, message=message)
-    return trained, Messages(kept, sent, chance, sizes)
+        update = tree.select_rows(messages.sent, tree.add(known, update), trained.variables)
+    return trained._replace(variables=update, message=message), messages
 
 
 def drop_late(
@@ -136,10 +135,10 @@ def send_rest(
     )
     known = measured_from(parts, state, padded)
     update = tree.subtract(padded.variables, known)
-    update, _, _, sent, *_ = _apply_sending(
+    update, _, messages = _apply_sending(
         parts, key, state, data, padded.client, sends, sends, known, update, ()
     )
-    models = tree.select_rows(sent, tree.add(known, update), padded.variables)
+    models = tree.select_rows(messages.sent, tree.add(known, update), padded.variables)
     return slots._replace(variables=tree.take(models, rows[: len(due)]))
 
 
@@ -155,8 +154,8 @@ def _apply_sending(
     update: Variables,
     message: PyTree,
     most: int | None = None,
-) -> tuple[Variables, PyTree, PyTree, Array, Array | None, Array | None]:
-    """Returns updates and messages ``[P]``, then as in :class:`Messages`, after all parts.
+) -> tuple[Variables, PyTree, Messages]:
+    """Returns updates and shared messages ``[P]``, and what is known of them, after all parts.
 
     Updates are relative to the models ``known [P or 1]``. Updates of rows that do not send are
     unchanged, as are messages of rows that did not train.
@@ -204,7 +203,7 @@ def _apply_sending(
         if part.together is not None:
             update = part.together(part_key, update, client, sent)
     models = Variables(*tree.filled(update, whole))
-    return models, message, tuple(kept), sent, chance, sizes
+    return models, message, Messages(tuple(kept), sent, chance, sizes)
 
 
 def _weights_of(

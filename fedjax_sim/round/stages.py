@@ -151,18 +151,16 @@ def collect(
     state, slots, messages = plan.state, delivery.placed.slots, delivery.messages
     cohort = collecting.cohort_of(parts, state, slots, delivery.placed.samples, data)
     cohort = collecting.with_chances(parts, state, cohort, messages.chance)
-    updates, mean = None, None
+    updates = None
     if parts.in_flight:
         # A model in flight is due even if no client trained it now, unless its client is absent.
         absent = parts.loses and parts.selection.sticky
         due = plan.due & delivery.outcome.arrived if absent else plan.due
     else:
         due, updates = plan.due & messages.sent, delivery.trained.variables
-    if not parts.holds_updates:
-        updates, mean = None, updates
     reduced = state._replace(shared_state=delivery.shared_state)
-    new = collecting.absorb(parts, key, reduced, slots, cohort, due, updates, mean)
-    return Collection(new, cohort, updates)
+    new = collecting.absorb(parts, key, reduced, slots, cohort, due, updates)
+    return Collection(new, cohort, updates if parts.holds_updates else None)
 
 
 def report(

@@ -73,8 +73,7 @@ class _Arrived(NamedTuple):
     received: Variables  # the received model
     tag: PyTree  # tag of the broadcast
     origin: PyTree  # the model as it left the server; () if not needed
-    # the client and the round that determine which entries the client has; () if all
-    covers: tuple[Array, ...] = ()
+    round: Array  # int32[], number of the round
 
 
 def _arrived(
@@ -102,10 +101,9 @@ def _arrived(
         received, tag, origin = tree.select(
             task.fresh, (received, tag, origin), (stays, task.tag, own.left_with)
         )
-    covers = () if parts.exchange.coverage is None else (task.visit.client, common.round)
-    received = covered(parts, received, *covers) if covers else received
+    received = covered(parts, received, task.visit.client, common.round)
     used = tree.scale(1 / task.weight, received) if parts.weighted else received
-    return _Arrived(client, with_own(own.leaves, used), received, tag, origin, covers)
+    return _Arrived(client, with_own(own.leaves, used), received, tag, origin, common.round)
 
 
 def _inputs(
@@ -187,7 +185,7 @@ def train(
             model = tree.add(model, tree.subtract(received, arrived.used))
         model = returned(parts, model, received)
         update = model if parts.in_flight else tree.subtract(model, received)
-        update = covered(parts, update, *arrived.covers) if arrived.covers else update
+        update = covered(parts, update, task.visit.client, arrived.round)
         asked = (parts.sending and parts.models_travel) or (parts.in_flight and parts.loses)
         start = received if asked else ()
         if not summed:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import FedState, PyTree, Variables
 from fedjax_sim.base.files import Arrays, DamagedError, read_npz, write_npz
 from fedjax_sim.run.client_memory import ClientMemory, ClientRows, client_rows
-from fedjax_sim.run.layout import Layout, put_on_devices, readable
+from fedjax_sim.run.layout import Layout, put_on_devices
 from fedjax_sim.run.records import Collected, Interval, Run
 
 SERVER = "server"
@@ -178,8 +178,6 @@ class Checkpoint(NamedTuple):
             end = unpack(self.arrays, COLLECTED, shapes["finish"], exact=True)
             placed = layout.execution.shardings(end, None)
             collected = jax.tree.map(put_on_devices, placed, end)
-        server = run.state.server if collected is None else collected.variables
-        server = readable(server, layout.execution)
         of_rounds, of_counts = shapes["advance"][1:]
         metrics, scored = None, None
         if self.rounds:
@@ -191,20 +189,17 @@ class Checkpoint(NamedTuple):
             done += todo
             last = done == self.done
             interval = Interval(
-                todo,
-                jax.tree.map(lambda a, end=done, n=todo: a[:, end - n : end], metrics),
-                jax.tree.map(lambda a, i=i: a[i], scored),
-                server if last else None,
-                collected if last else None,
-                run if last else None,
-                unpack(self.arrays, f"{i}.recorded", kept),
-                float(self.arrays["wall"][i]),
+                metrics=jax.tree.map(lambda a, end=done, n=todo: a[:, end - n : end], metrics),
+                scored=jax.tree.map(lambda a, i=i: a[i], scored),
+                run=run if last else None,
+                collected=collected if last else None,
+                recorded=unpack(self.arrays, f"{i}.recorded", kept),
+                wall=float(self.arrays["wall"][i]),
             )
             intervals.append((done, interval))
         if done < self.done:
             begun = unpack(self.arrays, "begun", of_rounds)
-            interval = Interval(self.done - done, begun, None, server, None, run, None)
-            intervals.append((self.done, interval))
+            intervals.append((self.done, Interval(begun, None, run)))
         return run, intervals
 
 

@@ -133,11 +133,12 @@ class Experiment:
                 check_stop(stop, programs.task, programs.scored)
             test, devices = self.sets()["test"], programs.execution.devices
             provenance = Provenance.of(self.algorithm, self.data, test, seeds, rounds, devices)
-            ledger, saver = Ledger(runner, provenance), None
+            saver = None
             if checkpoints is not None:
                 saver = runner.saver(checkpoints, rounds, seeds, initial)
             saved = None if saver is None else saver.saved
-            ledger.began = began - (0.0 if saved is None else saved.seconds)
+            before = 0.0 if saved is None else saved.seconds
+            ledger = Ledger(runner, provenance, began - before)
             intervals = runner.intervals(seeds, rounds, initial, record, on_compiled, saved)
             try:
                 for done, interval in intervals:
@@ -150,8 +151,7 @@ class Experiment:
                         over = stop is not None and done < rounds and ledger.stops(stop, evaluation)
                         if over:
                             interval = runner.collected(interval)
-                            if interval.collected is not None:
-                                evaluation = ledger.evaluate_collected(evaluation, interval)
+                            evaluation = ledger.evaluate_collected(evaluation, interval)
                         if not may_diverge:
                             check_losses(interval.metrics.loss, evaluation, seeds)
                         ledger.evaluations.append(evaluation)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedjax_sim.base import ClientData, Fragment, Metrics, Model, Traffic
 from fedjax_sim.round import Algorithm
 from fedjax_sim.run.evaluation import Evaluation
-from fedjax_sim.run.layout import client_axes, one_run
+from fedjax_sim.run.layout import client_axes, one_run, readable
 from fedjax_sim.run.metrics import set_scores
 from fedjax_sim.run.provenance import Provenance
 from fedjax_sim.run.records import Evaluations, Interval, SetCounts, TreeBuffer, work_of
@@ -70,19 +70,20 @@ class Totals(NamedTuple):
 class Ledger:
     """Adds up a run, interval by interval.
 
+    ``began`` is ``time.perf_counter`` at the start; for a resumed run, as if it had not paused.
+
     Attributes:
         evaluations: evaluations so far.
         metrics: metrics of the rounds so far, ``[R, rounds, ...]``.
         totals: sums over the rounds so far.
-        began: ``time.perf_counter`` at the start; for a resumed run, as if it had not paused.
     """
 
-    def __init__(self, runner: Runner, provenance: Provenance) -> None:
+    def __init__(self, runner: Runner, provenance: Provenance, began: float) -> None:
         programs = runner.programs
         algorithm, data = programs.algorithm, programs.data
         setup = setup_bytes(algorithm, programs.model, data, programs.runs)
         self.evaluations, self.metrics = Evaluations(), TreeBuffer(axis=1)
-        self.began = time.perf_counter()
+        self._began = began
         self.totals = Totals(*np.zeros((len(Totals._fields), setup.shape[1]), np.int64))
         self._provenance = provenance
         self._runner, self._task, self._bytes = runner, programs.task, setup.copy()
@@ -93,22 +94,26 @@ class Ledger:
         """Returns the result of the run up to the last evaluation."""
         compiling, rounds = self._runner.compile_seconds, self.evaluations[-1].round
         metrics: Metrics = jax.tree.map(lambda a: a[:, :rounds], self.metrics.tree())
+        run, end = self._last.run, self._last.collected
+        variables = state = None
         # A run that is interrupted within a program has donated its arrays; one that diverged has
         # those of a later round.
-        run = self._last.run
-        gone = run is None or len(self.metrics) > rounds
-        gone = gone or any(a.is_deleted() for a in jax.tree.leaves(run))
+        gone = len(self.metrics) > rounds or any(a.is_deleted() for a in jax.tree.leaves(run))
+        if run is not None and not gone:
+            server = run.state.server if end is None else end.variables
+            variables = readable(server, self._runner.programs.execution)
+            state = self._runner.exported(run).state
         return Result(
             task=self._task,
             evaluations=self.evaluations,
             metrics=metrics,
-            variables=None if gone else self._last.variables,
-            state=None if run is None or gone else self._runner.exported(run).state,
+            variables=variables,
+            state=state,
             **work_of(metrics),
             model_bytes=self._runner.model_bytes,
             device_bytes=self._runner.device_bytes,
             compile_seconds=compiling,
-            run_seconds=time.perf_counter() - self.began - compiling,
+            run_seconds=time.perf_counter() - self._began - compiling,
             xla_programs=xla_programs,
             provenance=self._provenance,
         )
@@ -123,8 +128,6 @@ class Ledger:
             self._seconds += interval.metrics.time.seconds.sum(axis=1, dtype=np.float64)
         assert interval.scored is not None
         evaluation = self._evaluation(done, interval.scored, interval)
-        if interval.collected is None:
-            return evaluation
         return self.evaluate_collected(evaluation, interval)
 
     def stops(self, stop: Stop, evaluation: Evaluation) -> bool:
@@ -136,8 +139,9 @@ class Ledger:
             self.evaluations.pop()
 
     def evaluate_collected(self, before: Evaluation, interval: Interval) -> Evaluation:
-        """Returns the evaluation of an interval after its models in flight were collected."""
-        assert interval.collected is not None
+        """Returns the evaluation after an interval's models in flight were collected, if any."""
+        if interval.collected is None:
+            return before
         self._last = interval
         last = np.asarray(interval.collected.uploads, np.int64)
         self.totals = self.totals._replace(uploads=self.totals.uploads + last)
@@ -155,7 +159,7 @@ class Ledger:
         test, *validation = (set_scores(self._task, found) for found in counts)
         own = [None if found is None else set_scores(self._task, found) for found in personal]
         totals, (up, down) = self.totals, self._bytes.copy()
-        now = time.perf_counter() - self.began
+        now = time.perf_counter() - self._began
         return Evaluation(
             round=done,
             sums=counts[0].pooled,

@@ -18,6 +18,9 @@ from fedjax_sim.engine import tree
 from fedjax_sim.engine.execution import Execution
 from fedjax_sim.tasks.sums import Floats, add_up, mean_known, ratio
 
+BATCH_SIZE = 50
+"""Samples of an evaluation set to which a model answers at once, at most."""
+
 Pool = tuple[PyTree, Array]
 """Inputs and targets of an evaluation set."""
 
@@ -38,15 +41,13 @@ def evaluate(
     execution: Execution,
     variables: Variables,
     examples: EvalSet,
-    *,
-    batch_size: int = 50,
 ) -> Counts:
     """Counts answers over an evaluation set; its batches are split over the devices.
 
     ``variables``, and ``index [n]`` and ``start [K + 1]`` of the examples, may be batched by vmap.
     """
     n, parts = len(examples.index), execution.groups
-    batch_size = min(batch_size, -(-n // parts))
+    batch_size = min(BATCH_SIZE, -(-n // parts))
     batches = -(-n // (batch_size * parts))  # per part
 
     def part(pool: Pool, weights: Variables, _: tuple[()], rows: Array) -> Any:
@@ -69,7 +70,6 @@ def own_answers(
     *,
     most: Sequence[int],
     clients: Array | None = None,
-    batch_size: int = 50,
 ) -> tuple[Answers, ...]:
     """Returns the answers of clients' personal models to these clients' samples.
 
@@ -82,7 +82,7 @@ def own_answers(
         Losses and answers ``[K, at least most, ...]`` of each set, for :func:`count_own`.
     """
     # A personal model may be trained to be scored: all sets are scored at once.
-    sizes = [min(batch_size, largest) for largest in most]
+    sizes = [min(BATCH_SIZE, largest) for largest in most]
 
     def score(pools: Sequence[Pool], weights: Variables, own: Sequence[tuple[Array, Array]]) -> Any:
         return tuple(

@@ -200,15 +200,7 @@ class Programs:
     def _each_traced(self, weights: Variables | None) -> Iterator[tuple[str, Traced]]:
         functions, blocks = self._functions, self.blocks
         jitted = functions.jitted
-        whole = self.execution.replicated
-
-        def shapes(tree: PyTree, shardings: PyTree = whole) -> PyTree:
-            def part(sharding: Sharding, values: PyTree) -> PyTree:
-                shape = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-                return jax.tree.map(lambda a: shape(a.shape, a.dtype), values)
-
-            return jax.tree.map(part, shardings, tree)
-
+        shapes = functools.partial(_placed_shapes, self.execution.replicated)
         data, sets = shapes((self.data, self.sets))
         if blocks is not None:
             data, block = shapes((blocks.fetched(None), blocks.shapes()))
@@ -218,13 +210,13 @@ class Programs:
             yield "weights", draw
         weights = draw.out_info if weights is None else weights
         split = self.execution.shardings(weights, None)
-        weights = shapes(weights, split)
+        weights = _placed_shapes(split, weights)
         start = jitted["start"].trace(seeds, weights, data)
         held = tree.num_bytes(start.out_info) // len(self.execution.devices)
         check_memory_for("the state of the runs on one device would", held)
         self.shapes["start"] = start.out_info
         yield "start", start
-        run = shapes(start.out_info, self.layout.shardings(start.out_info))
+        run = _placed_shapes(self.layout.shardings(start.out_info), start.out_info)
         personal = None  # counts of personal models, by a program of their own
         if blocks is None:
             advance = jitted["advance"].trace(run, data, sets, todo, score)
@@ -250,7 +242,7 @@ class Programs:
             yield "models", models_program
             models = models_program.out_info
         evaluation = evaluation_program(self.model.apply, self.task, self.execution, functions.axes)
-        evaluate = evaluation.trace(shapes(models.variables, split), sets)
+        evaluate = evaluation.trace(_placed_shapes(split, models.variables), sets)
         yield "evaluate", evaluate
         personal = models.personal if personal is None else personal
         counts = SetCounts(evaluate.out_info, *(personal or ()))
@@ -331,3 +323,13 @@ class Programs:
             return out
 
         return call
+
+
+def _placed_shapes(shardings: PyTree, values: PyTree) -> PyTree:
+    """Returns the shapes of arrays on the devices; ``shardings`` is their prefix."""
+
+    def placed(sharding: Sharding, part: PyTree) -> PyTree:
+        shape = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+        return jax.tree.map(lambda a: shape(a.shape, a.dtype), part)
+
+    return jax.tree.map(placed, shardings, values)

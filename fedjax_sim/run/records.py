@@ -59,26 +59,26 @@ class Interval(NamedTuple):
     """The rounds between two evaluations that are done so far.
 
     Attributes:
-        rounds: number of rounds.
         metrics: ``[R, rounds]``, NumPy.
         scored: counts of the models after the rounds; None before the evaluation.
-        variables: ``[R, *p]``, server models after the rounds and after ``collected``; None if
-            ``run`` is None.
+        run: the run after the rounds; None for a restored interval that was not the last.
         collected: the final models after the last round if models were in flight or the algorithm
             has a finish; else None.
-        run: the run after the rounds; None for a restored interval that was not the last.
         recorded: the result of ``record`` for the state.
         wall: seconds until the evaluation; only for restored intervals.
     """
 
-    rounds: int
     metrics: Metrics
     scored: SetCounts | None
-    variables: Variables | None
-    collected: Collected | None
     run: Run | None
-    recorded: PyTree
+    collected: Collected | None = None
+    recorded: PyTree = None
     wall: float | None = None
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds."""
+        return self.metrics.loss.shape[1]
 
 
 class TreeBuffer:

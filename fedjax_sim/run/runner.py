@@ -38,7 +38,7 @@ from fedjax_sim.run.layout import (
     weights_of_runs,
 )
 from fedjax_sim.run.metrics import Counts
-from fedjax_sim.run.prefetch import Prefetcher
+from fedjax_sim.run.prefetch import PrefetchBlocks, Prefetcher
 from fedjax_sim.run.programs import ONCE, Programs
 from fedjax_sim.run.records import Collected, EvaluatedModels, Interval, Run, SetCounts
 
@@ -47,7 +47,7 @@ CALL_SECONDS = 10.0
 
 
 class Runner:
-    """Runs the programs of an experiment; :mod:`fedjax_sim.run.rounds` is a loop over them.
+    """Compiles and runs the programs of an experiment.
 
     All are compiled once, before the first round. Data and sets are placed on the devices, each
     array once even if several trees hold it.
@@ -115,34 +115,35 @@ class Runner:
             yield from past
             parts = [interval.metrics for _, interval in past if interval.scored is None]
         if programs.blocks is not None and done < rounds:
-            began, data = time.perf_counter(), self._inputs[0]
-            loaded = run if self._memory is None else self._memory.load(run, np.arange(0))
-            cohorts = programs.cohorts(loaded, data, rounds - done)
-            if self._memory is not None:
-                self._memory.reserve(cohorts, self.device_bytes)
-            self.compile_seconds += time.perf_counter() - began  # the draws take little of it
-            self._prefetcher = Prefetcher(
-                programs.blocks, programs.execution, data, cohorts, programs.every, done
-            )
+            self._prefetcher = self._prefetch(programs.blocks, run, done, rounds)
         seconds: float | None = None  # of a round
         while done < rounds:
             left = min(programs.every - done % programs.every, rounds - done)
             todo = rounds_of_call(min(left, programs.capacity), seconds)
             began = time.perf_counter()
             run, metrics, scored = self.advance(run, todo, score=todo == left)
-            parts.append(jax.tree.map(lambda a, todo=todo: np.asarray(a)[:, :todo], metrics))
+            parts.append(metrics)
             seconds = max(time.perf_counter() - began, 1e-9) / todo
             done += todo
-            rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
-            count = sum(part.loss.shape[1] for part in parts)
-            server = readable(run.state.server, programs.execution)
-            if scored is None:
-                yield done, Interval(count, rows, None, server, None, run, None)
-                continue
-            parts = []
-            kept = None if record is None else jax.device_get(record(self.exported(run).state))
-            interval = Interval(count, rows, scored, server, None, run, kept)
-            yield done, self.collected(interval) if done == rounds else interval
+            interval = Interval(_joined(parts), scored, run)
+            if scored is not None:
+                parts = []
+                kept = None if record is None else jax.device_get(record(self.exported(run).state))
+                interval = interval._replace(recorded=kept)
+                if done == rounds:
+                    interval = self.collected(interval)
+            yield done, interval
+
+    def _prefetch(self, blocks: PrefetchBlocks, run: Run, done: int, rounds: int) -> Prefetcher:
+        """Predicts the cohorts of the rounds after ``done``, and fetches their first block."""
+        programs, memory = self.programs, self._memory
+        began, data = time.perf_counter(), self._inputs[0]
+        loaded = run if memory is None else memory.load(run, np.arange(0))
+        cohorts = programs.cohorts(loaded, data, rounds - done)
+        if memory is not None:
+            memory.reserve(cohorts, self.device_bytes)
+        self.compile_seconds += time.perf_counter() - began  # the draws take little of it
+        return Prefetcher(blocks, programs.execution, data, cohorts, programs.every, done)
 
     def saver(
         self,
@@ -211,7 +212,8 @@ class Runner:
         if self.programs.blocks is None:
             given = (*self._inputs, np.int32(todo), np.bool_(score))
             run, rows, models = self._compiled["advance"](run, *given)
-            return run, rows, self._counts(run, models) if score else None
+            counts = self._counts(run, models) if score else None
+            return run, _first(todo, rows), counts
         assert self._prefetcher is not None
         parts: list[Metrics] = []
         while todo:
@@ -223,12 +225,12 @@ class Runner:
             run, rows = self._compiled["rounds"](run, data, np.int32(count))
             self._prefetcher.fetch(count)  # while they run
             run = run if memory is None else memory.store(run, clients)
-            parts.append(jax.tree.map(lambda a, n=count: np.asarray(a)[:, :n], rows))
+            parts.append(_first(count, rows))
             todo -= count
-        rows = jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
         if not score:
-            return run, rows, None
-        return run, rows, self._counts(run, self._compiled["models"](run, *self._inputs))
+            return run, _joined(parts), None
+        models = self._compiled["models"](run, *self._inputs)
+        return run, _joined(parts), self._counts(run, models)
 
     def collected(self, interval: Interval) -> Interval:
         """Collects the models in flight after an interval, which becomes the last.
@@ -238,10 +240,7 @@ class Runner:
         """
         if interval.run is None:
             raise CheckpointError("stop: the run was saved after more rounds than this rule allows")
-        end = self.finish(interval.run)
-        if end is None:
-            return interval
-        return interval._replace(collected=end, variables=end.variables)
+        return interval._replace(collected=self.finish(interval.run))
 
     def finish(self, run: Run) -> Collected | None:
         """Collects the models in flight, finishes and evaluates; None if nothing is left to do."""
@@ -269,9 +268,8 @@ class Runner:
             clients = np.full(capacity, total, np.int32)
             clients[: len(some)] = some
             out = self._compiled["own"](memory.load(run, some), *self._inputs, clients)
-            found.append(jax.tree.map(lambda a, some=some: np.asarray(a)[:, : len(some)], out))
-        answers = jax.tree.map(lambda *parts: np.concatenate(parts, axis=1), *found)
-        counts: tuple[Counts, ...] = self._compiled["count"](answers, self._inputs[1])
+            found.append(_first(len(some), out))
+        counts: tuple[Counts, ...] = self._compiled["count"](_joined(found), self._inputs[1])
         return counts
 
     def _compile(
@@ -310,6 +308,16 @@ class Runner:
             block = tree.num_bytes(programs.blocks.changing(programs.blocks.shapes()))
             others += block if name == "rounds" else 2 * block
         return peak_bytes(self._compiled[name]) + others
+
+
+def _first(count: int, rows: PyTree) -> PyTree:
+    """Returns the first of ``rows [R, rounds or clients, ...]``, on the host."""
+    return jax.tree.map(lambda a: np.asarray(a)[:, :count], rows)
+
+
+def _joined(parts: Sequence[PyTree]) -> PyTree:
+    """Joins arrays ``[R, rounds or clients, ...]``."""
+    return jax.tree.map(lambda *some: np.concatenate(some, axis=1), *parts)
 
 
 def rounds_of_call(left: int, seconds: float | None) -> int:
