@@ -111,7 +111,7 @@ def test_from_arrays_scales_numeric_columns_only() -> None:
 
 X, Y = np.zeros((4, 2)), np.array([0, 1, 1, 0])
 BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
-    "flat x": ({"x": np.zeros(4)}, "x must be numbers"),
+    "flat x": ({"x": np.zeros(4)}, r"x must be numbers \[n, F\] or .* got float64 \[4\]"),
     "text x": ({"x": np.full((4, 2), "a")}, "x must be numbers"),
     "nan": ({"x": np.full((4, 2), np.nan)}, "x must be finite in float32, got NaN or inf"),
     "beyond int32": (
@@ -119,7 +119,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
         "x must be within int32, got 0 to 1099511627776",
     ),
     "channels first": ({"x": np.zeros((4, 3, 8, 8))}, r"x must be images.* got \[4, 3, 8, 8\]"),
-    "short y": ({"y": Y[:3]}, r"y must be integers \[4\], got int64 \[3\]"),
+    "short y": ({"y": Y[:3]}, r"y must have 4 rows, as x has, got int64 \[3\]"),
     "one-hot y": (
         {"y": np.eye(2, dtype=int)[Y]},
         "y must .*one-hot rows.* or task=multi",

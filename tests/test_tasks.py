@@ -195,7 +195,7 @@ def test_the_best_round_has_the_lowest_error() -> None:
 
 def run(y: Any, *, test_y: Any = None, algorithm: Any = None, **options: Any) -> fs.Result:
     outputs = options.pop("outputs", 1)
-    model = fs.models.logistic((F,), outputs)
+    model = options.pop("model", fs.models.logistic((F,), outputs))
     y = np.asarray(y)
     data = fs.client_data(X[: len(y)], y, partition_from_lists([[0], [1, 2]]))
     data = options.pop("change", lambda d: d)(data)
@@ -204,6 +204,19 @@ def run(y: Any, *, test_y: Any = None, algorithm: Any = None, **options: Any) ->
     make = algorithm or (lambda local, model: fs.fedavg(local, clients_per_round=1))
     test = (X[: len(y)], y if test_y is None else np.asarray(test_y))
     return fs.simulate(make(local, model), model, data, test, rounds=1, **options)
+
+
+def trained_on(loss: Any) -> Any:
+    """FedAvg whose clients have a loss of their own."""
+    return lambda local, model: fs.fedavg(
+        local.change(objective=fs.empirical_risk(model, loss)), clients_per_round=1
+    )
+
+
+def linear(init: Any, state: Any) -> fs.Model:
+    """A model of plain functions, whose weights are in ``init`` and which returns ``state``."""
+    weights = jnp.zeros((F, 1))
+    return fs.Model(lambda key: init(weights), lambda v, x, **_: state(x @ jax.tree.leaves(v)[0]))
 
 
 FLOATS, REGRESSION = [0.5, 1.5, 2.0], tasks.regression()
@@ -252,13 +265,44 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "loss": (
         FLOATS,
+        {"task": REGRESSION, "algorithm": trained_on(fs.losses.cross_entropy)},
+        r"cross_entropy must have an integer for each row of logits .* got labels float32",
+    ),
+    "loss of a batch": (
+        FLOATS,
+        {"task": REGRESSION, "algorithm": trained_on(lambda o, y: jnp.mean((o[:, 0] - y) ** 2))},
+        r"losses must be one per sample, \[16\], got float32 \[\]",
+    ),
+    "loss that broadcasts": (
+        FLOATS,
+        {"task": REGRESSION, "algorithm": trained_on(lambda o, y: (o - y[None]) ** 2)},
+        r"losses must be one per sample, \[16\], got float32 \[16, 16\]: compare outputs and y",
+    ),
+    "loss of the scores": (
+        FLOATS,
+        {"task": REGRESSION, "loss": lambda o, y: (o - y[None]) ** 2},
+        r"loss must return one value per sample, \[2\], got \[2, 2\]",
+    ),
+    "weights alone": (
+        FLOATS,
+        {"task": REGRESSION, "model": linear(lambda w: {"w": w}, lambda outputs: (outputs, {}))},
+        r"init must return fs.Variables, got dict",
+    ),
+    "outputs alone": (
+        FLOATS,
         {
             "task": REGRESSION,
-            "algorithm": lambda local, model: fs.fedavg(
-                fs.local_sgd(fs.empirical_risk(model), optax.sgd(0.1)), clients_per_round=1
-            ),
+            "model": linear(lambda w: fs.Variables(w, {}), lambda outputs: outputs),
         },
-        r"cross_entropy must have an integer for each row of logits .* got labels float32",
+        r"apply must return \(outputs, state\), .* got float32 \[2, 1\]",
+    ),
+    "another state": (
+        FLOATS,
+        {
+            "task": REGRESSION,
+            "model": linear(lambda w: fs.Variables(w, {}), lambda outputs: (outputs, None)),
+        },
+        r"apply must return .* got \('float32 \[2, 1\]', None\)",
     ),
 }
 

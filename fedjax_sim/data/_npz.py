@@ -59,7 +59,9 @@ def _check_part(arrays: dict[str, NDArray[Any]], which: str) -> Part:
     x, y, client = (arrays.get(f"{key}_{which}") for key in ("x", "y", "client"))
     assert x is not None and y is not None  # noqa: PT018
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
-        raise ValueError(f"x_{which} must be numbers [n, ...] with n > 0, got {array_type(x)}")
+        raise ValueError(
+            f"x_{which} must be numbers [n, F] or [n, ..., F], n > 0, got {array_type(x)}"
+        )
     if y.shape[:1] != x.shape[:1] or y.dtype.kind not in "biufU":
         raise ValueError(
             f"y_{which} must be numbers or texts, as many as x_{which}, got {array_type(y)}"

@@ -309,6 +309,7 @@ def _by_run(partitions: Partition | Sequence[Partition]) -> tuple[list[Partition
         kinds = ", ".join(sorted({type(p).__name__ for p in runs})) or "none"
         raise ValueError(
             "partitions must be a Partition or a list of them, one for each run, got a list of "
-            f"{kinds}; fs.partition.partition_from_lists makes one from each client's rows"
+            f"{kinds}; fs.partition.natural makes one from the client of each row, and "
+            "partition_from_lists from the rows of each client"
         )
     return runs, slice(None)

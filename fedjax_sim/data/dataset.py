@@ -239,7 +239,7 @@ def random_share(y: NDArray[Any], share: float) -> NDArray[np.bool_]:
 def _convert_inputs(x: NDArray[Any], scale: bool, names: Sequence[str]) -> NDArray[Any]:
     """Converts inputs to uint8, int32 or float32."""
     if x.ndim < 2 or not len(x) or x.dtype.kind not in "biuf":
-        raise ValueError(f"x must be numbers [n, ...] with n > 0, got {array_type(x)}")
+        raise ValueError(f"x must be numbers [n, F] or [n, ..., F], n > 0, got {array_type(x)}")
     if scale and _channels_first(x):
         raise ValueError(
             f"x must be images [n, H, W, C], got {list(x.shape)}, which is channels-first: give "

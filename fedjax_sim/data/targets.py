@@ -28,6 +28,8 @@ def read_targets(
     names: tuple[str, ...] = (),
 ) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
     """Returns targets in the dtype of their task, the task and class names, see ``from_arrays``."""
+    if y.shape[:1] != (samples,):
+        raise ValueError(f"y must have {samples} rows, as x has, got {array_type(y)}")
     classes = len(names) or None if classes is None else classes
     if isinstance(task, Task):
         if classes not in (None, task.classes):
@@ -41,21 +43,20 @@ def read_targets(
         raise ValueError(f"classes must not be given for task={task}, got {classes}")
     if y.dtype.kind == "O" and all(isinstance(value, str) for value in y.flat):
         y = y.astype(np.str_)
-    if y.dtype.kind == "U" and y.shape == (samples,) and task in (None, "classification"):
+    if y.dtype.kind == "U" and y.ndim == 1 and task in (None, "classification"):
         names = names or tuple(map(str, np.unique(integers_or_texts(y))))
         if classes not in (None, len(names)):
             raise ValueError(f"classes must be {len(names)}, as y has as many names, got {classes}")
         y, classes = class_codes(y, names), len(names)
     inferred: Task
-    if task is None and classes is None and y.shape[:1] == (samples,):
+    if task is None and classes is None:
         inferred = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
         converted = as_targets(y, samples)
     elif task == "regression":
         converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
         inferred = regression(1 if y.ndim == 1 else y.shape[1])
     elif task == "multi_label":
-        fits = y.ndim == 2 and len(y) == samples and y.dtype.kind in "biuf"
-        if not fits or not np.isin(y, (0, 1)).all():
+        if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
             raise ValueError(
                 f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {array_type(y)}"
             )

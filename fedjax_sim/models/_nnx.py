@@ -41,7 +41,8 @@ def from_nnx(build: Callable[[nnx.Rngs], nnx.Module]) -> Model:
     """
     if isinstance(build, nnx.Module) or not callable(build):
         raise ValueError(
-            f"build must be a function of nnx.Rngs, such as lambda rngs: Net(rngs), got {build!r}"
+            "build must be a function of nnx.Rngs, such as lambda rngs: Net(rngs), got "
+            f"{type(build).__name__}"
         )
     # The structure does not depend on the key. Random streams are rebuilt from each step's key;
     # as part of the state, they would be averaged over clients.

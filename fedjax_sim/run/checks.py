@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from fedjax_sim.base import Array, ClientData, Model, PyTree, Task, origins
+from fedjax_sim.base import Array, ClientData, Model, PyTree, Task, Variables, origins
 from fedjax_sim.base.arrays import named_leaves
+from fedjax_sim.base.words import array_type
 from fedjax_sim.data import EvalSet, eval_set
 from fedjax_sim.engine import tree
 from fedjax_sim.round import Algorithm
@@ -57,28 +58,41 @@ def as_set(name: str, given: Any) -> EvalSet:
 
 def check_model(model: Model, x: Any, y: Any, task: Task) -> None:
     """Raises ValueError if the model's output on ``x [n, *feature]`` is not the task's."""
-    sample = tree.row_shapes(x, 2)
+    samples = tree.row_shapes((x, y), 2)
 
-    def both_ways(key: Array, v: PyTree) -> Array:
+    def both_ways(x: PyTree) -> Any:
+        key = jax.random.key(0)
         variables = model.init(key)
-        model.apply(variables, v, train=True, mask=jnp.ones(2, bool), key=key)
-        return model.apply(variables, v, train=False)[0]
+        trained = model.apply(variables, x, train=True, mask=jnp.ones(2, bool), key=key)
+        return variables, trained, model.apply(variables, x, train=False)
 
     try:
-        outputs = jax.eval_shape(both_ways, jax.eval_shape(lambda: jax.random.key(0)), sample)
+        variables, *results = jax.eval_shape(both_ways, samples[0])
     except Exception as e:  # any that the network raises: flax has errors of its own
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         if isinstance(e, ZeroDivisionError):
             reason += ": an input this small may shrink to nothing in its layers"
         shapes = jax.tree.map(lambda a: a.shape[1:], x)
         raise ValueError(f"the model rejects inputs of shape {shapes}: {reason}") from e
-    wanted = task.shape(y.shape[1:])
+    if not isinstance(variables, Variables):
+        raise ValueError(f"init must return fs.Variables, got {type(variables).__name__}")
+    pair: Any = jax.tree.structure((0, variables.state))
+    for result in results:
+        if jax.tree.structure(result) != pair:
+            raise ValueError(
+                "apply must return (outputs, state), with a state as init returns it, got "
+                f"{jax.tree.map(array_type, result)}"
+            )
+    outputs, wanted = results[1][0], task.shape(y.shape[1:])
     if outputs.shape != (2, *wanted):
         target = "".join(f", {length}" for length in y.shape[1:])
         raise ValueError(
             f"the model must return outputs [batch, {', '.join(map(str, wanted))}], as the task is "
             f"{task!r} with y [n{target}]; for a batch of 2 it returns {list(outputs.shape)}"
         )
+    loss = jax.eval_shape(task.loss, outputs, samples[1])
+    if loss.shape != (2,):
+        raise ValueError(f"loss must return one value per sample, [2], got {list(loss.shape)}")
 
 
 def check_sets(

@@ -66,8 +66,16 @@ def labelled(y: Array, mask: Array) -> Array:
 def masked_mean(values: Array, mask: Array) -> Array:
     """Returns the mean of ``f32[B]`` over the rows where ``mask bool[B]`` holds; 0 if none does.
 
+    Raises:
+        ValueError: if the values are not one for each row, as they would broadcast.
+
     >>> float(masked_mean(jnp.array([1.0, 3.0, 99.0]), jnp.array([True, True, False])))
     2.0
     """
+    if values.shape != mask.shape:
+        raise ValueError(
+            f"losses must be one per sample, {list(mask.shape)}, got {array_type(values)}: compare "
+            "outputs and y of one shape, and average over all axes but the first"
+        )
     keep = mask.astype(values.dtype)
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(keep), 1)
