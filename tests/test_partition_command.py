@@ -202,9 +202,9 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: 
 BAD = {
     "unknown sampler": (
         ["--sampler", "nope"],
-        "--sampler: sampler must be the text of one, got 'nope'",
+        "--sampler: sampler 'nope' must be written iid or ll(",
     ),
-    "no values": (["--sampler", "iid(1)"], "got 'iid(1)'; allowed: iid, "),
+    "no values": (["--sampler", "iid(1)"], "--sampler: sampler 'iid(1)' must be written iid"),
     "twice": (["--sampler", "q(0.5)", "--emd", "1"], "--emd: not allowed with argument --sampler"),
     "range": (
         ["--sampler", "dirichlet(-1)"],
