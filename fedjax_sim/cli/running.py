@@ -247,7 +247,7 @@ def run_group(
             folder.log(name, evaluation, problem.runs, tables, setup.task, problem.names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
-        if scored is not None:
+        if scored is not None and name not in lost:
             value = float(mean_known(scored.reported[score]))
             shown = f"{100 * value:.1f} %" if setup.task.metrics[score].percent else digits(value)
             note = f"{score} {shown}"
