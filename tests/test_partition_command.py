@@ -219,7 +219,7 @@ BAD = {
         "--clients must be a multiple of 10",
     ),
     "fewer samples": (["--clients", "5000"], "--clients must be in 1 to 1438"),
-    "no groups": (["--sampler", "natural"], "groups must be a natural group for each"),
+    "no groups": (["--sampler", "natural"], "--sampler natural: the data name no clients: use"),
     "no features": (["--sampler", "matched(1, 1, 0.1)"], "theta=0.1"),
     "data_dir": (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist"),
 }

@@ -37,11 +37,12 @@ def _natural(
     seed: int,
 ) -> Partition:
     """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
-    if groups is None or np.shape(groups) != np.shape(labels)[:1]:
-        shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
+    if groups is None:
+        raise ValueError("the data name no clients: use another sampler, such as dirichlet(0.5)")
+    if np.shape(groups) != np.shape(labels)[:1]:
         raise ValueError(
             f"groups must be a natural group for each of the {len(np.asarray(labels))} samples, "
-            f"which the data must have, got {shape}"
+            f"got shape {list(np.shape(groups))}"
         )
     partition = natural(groups, min_size=min_size)
     if clients not in (None, partition.sizes.size):
