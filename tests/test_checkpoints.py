@@ -591,6 +591,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
         argv = ["--resume", str(folder)]
     assert bench.main(argv) == 0
+    assert "\nresumed: run s includes compilation" in capsys.readouterr().out
     ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
     assert ours == theirs
 

@@ -126,6 +126,8 @@ def show(config: Config, setup: Setup, summaries: Mapping[str, Mapping[str, Any]
     shared = [name for name, s in summaries.items() if s.get("settings_in_program")]
     if shared:
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
+    if config.machine.resume is not None:
+        print("\nresumed: run s includes compilation by earlier processes, so samples/s is too low")
     said: dict[str, list[str]] = {}  # a line once for all settings of a grid
     for name, s in summaries.items():
         for line in remarks(s, setup.problem.data.clients):
