@@ -258,7 +258,8 @@ def run_group(
             f"{forecast} in all" if len(names) < len(config.algorithms) and str(forecast) else ""
         )
         tell(done, ", ".join(filter(None, (note, whole))))
-        STOPPING.check(largest_of_all)
+        if done >= saved:  # the records of a checkpoint are written again first
+            STOPPING.check(largest_of_all)
 
     def ready(held: int) -> None:
         STOPPING.patient = True
