@@ -564,6 +564,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
     argv = [*FLAGS, "--out", str(folder)]
     for number, status, which, at, lines in (
         (signal.SIGTERM, 143, 1, 4, 4),
+        (signal.SIGTERM, 143, 1, 2, 4),  # while the records of round 2 are written again
         (signal.SIGINT, 130, 2, 2, 8),
     ):
         begun = itertools.count(1)
@@ -591,6 +592,7 @@ def test_a_signal_is_heard_and_the_command_goes_on(
         assert len((folder / "metrics.jsonl").read_text().splitlines()) == lines
         argv = ["--resume", str(folder)]
     assert bench.main(argv) == 0
+    assert "\nresumed: run s includes compilation" in capsys.readouterr().out
     ours, theirs = ((f / "metrics.jsonl").read_text() for f in (folder, finished))
     assert ours == theirs
 

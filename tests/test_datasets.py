@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -275,13 +276,19 @@ def test_text_forms() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["minst", "synthetic", "synthetic()", "synthetic(1)", "synthetic(a, b)", "tfds:", "TFDS"],
+    ["nothing", "synthetic", "synthetic()", "synthetic(1)", "synthetic(a, b)", "tfds:", "TFDS"],
 )
 def test_an_unknown_name_lists_all_forms(text: str) -> None:
     with pytest.raises(ValueError, match="name must be a data set, got") as caught:
         parse(["--dataset", text])
     for form in (*DATASETS, "--dataset", "synthetic(alpha, beta)", "synthetic(iid)", "tfds:NAME"):
         assert form in str(caught.value)
+
+
+def test_a_mistyped_name_comes_with_the_name_that_is_meant() -> None:
+    message = "--dataset: name must be a data set, got 'digit'; did you mean digits?"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse(["--dataset", "digit"])
 
 
 def test_inputs_without_statistics_reach_the_model_as_they_are() -> None:

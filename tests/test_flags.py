@@ -155,8 +155,8 @@ NO_VALUE = {
     "--model mpl": "--model: unknown model 'mpl'; did you mean mlp?",
     "--share-beta 0.1 --share-alpha 2": "--share-alpha: must be a number above 0 and at most 1,",
     "--partition dirichlet(alpa=1)": (
-        "--partition: sampler must be the text of one, got 'dirichlet(alpa=1)'; alpa is not an "
-        "argument of dirichlet; did you mean alpha? allowed: iid, "
+        "--partition: sampler 'dirichlet(alpa=1)' must be written "
+        "dirichlet(alpha, min_size=1, balanced=False)"
     ),
 }
 

@@ -202,9 +202,9 @@ def test_features_reach_the_sampler_if_theta_is_given(tmp_path: Path, data_dir: 
 BAD = {
     "unknown sampler": (
         ["--sampler", "nope"],
-        "--sampler: sampler must be the text of one, got 'nope'",
+        "--sampler: sampler 'nope' must be written iid or ll(",
     ),
-    "no values": (["--sampler", "iid(1)"], "got 'iid(1)'; allowed: iid, "),
+    "no values": (["--sampler", "iid(1)"], "--sampler: sampler 'iid(1)' must be written iid"),
     "twice": (["--sampler", "q(0.5)", "--emd", "1"], "--emd: not allowed with argument --sampler"),
     "range": (
         ["--sampler", "dirichlet(-1)"],
@@ -219,7 +219,7 @@ BAD = {
         "--clients must be a multiple of 10",
     ),
     "fewer samples": (["--clients", "5000"], "--clients must be in 1 to 1438"),
-    "no groups": (["--sampler", "natural"], "groups must be a natural group for each"),
+    "no groups": (["--sampler", "natural"], "--sampler natural: the data name no clients: use"),
     "no features": (["--sampler", "matched(1, 1, 0.1)"], "theta=0.1"),
     "data_dir": (["--dataset", "mnist", "--data-dir", "nowhere"], "mnist"),
 }

@@ -358,6 +358,20 @@ def test_a_tuned_method_may_be_the_baseline(make: Callable[..., Path]) -> None:
     assert text.index("### Differences") < text.index("### All settings") < text.index("p(mu=2)")
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_tuned_table_has_the_methods_that_diverged_and_its_title(
+    make: Callable[..., Path],
+) -> None:
+    test = {"p(mu=1)": [[0.6, 0.6]], "p(mu=2)": [[0.9, 0.9]], "d": []}
+    why = {"d": {"diverged": "the loss became nan in round 1 (seed 0)"}}
+    run = make("run", test, validation={**test}, folds=2, summary=why)
+    other = make("other", {"a": [[0.5, 0.5]]}, dataset="mnist")  # a table with other columns
+    assert main([str(run), str(other)]) == 0
+    tex = (run / "report" / "table.tex").read_text()
+    assert re.search(r"^d & 2 & diverged at round 1 & ", tex, re.M)
+    assert len(re.findall(r"^\\multicolumn\{\d+\}\{l\}\{\\emph\{(digits|mnist), ", tex, re.M)) == 2
+
+
 def test_the_worst_tenth_is_the_highest_if_the_lowest_is_best(make: Callable[..., Path]) -> None:
     run = make("run", {"a": [[0.5]]}, metric={"best": "lowest", "percent": False})
     values = [*np.linspace(0, 1, 21), None]

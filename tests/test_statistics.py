@@ -97,3 +97,5 @@ def test_the_best_and_the_second_best_are_marked(best: Literal["highest", "lowes
     assert kinds == [Best, Best, Second, str, str]
     assert [type(cell) for cell in mark_best("ab", means[1:3], Metric(best=best))] == [Best, str]
     assert [type(cell) for cell in mark_best("a", means[:1], Metric(best=best))] == [str]
+    three = mark_best("abc", means[:3], Metric(best=best))  # the worst is not marked
+    assert [type(cell) for cell in three] == [Best, Best, str]

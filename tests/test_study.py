@@ -19,6 +19,7 @@ from fedjax_sim import bench, study
 from fedjax_sim.cli.parser import parse
 from fedjax_sim.cli.studies.asked import parse_study
 from fedjax_sim.cli.studies.plan import read_study
+from fedjax_sim.run.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN = """
@@ -329,6 +330,20 @@ def test_a_method_that_diverges_is_said_to(tmp_path: Path) -> None:
     results = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
     assert "other,fedavg(lr=0.1)," in results
     assert "nan" not in table + results
+
+
+def test_a_cell_in_which_all_methods_diverge_is_in_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*args: Any, **kwargs: Any) -> None:
+        raise fs.DivergedError("the loss became nan in round 1 (seed 0)")
+
+    monkeypatch.setattr(Experiment, "run", run)
+    text = RUN + '[grid]\nrounds = [3, 4]\n[methods]\nA = "fedavg"\nB = "scaffold"'
+    text = text.replace("rounds = 2\n", "")
+    assert study.main([str(written(tmp_path, text)), "--out", str(tmp_path / "out")]) == 1
+    rows = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()[2:4]
+    assert rows == [f"| {method} | diverged | diverged | 1.50 |" for method in "AB"]
 
 
 BAD = {

@@ -42,11 +42,11 @@ def test_a_file_gets_a_line_a_tenth_and_a_minute(
             tell(done, note)
     assert capsys.readouterr().err.splitlines() == [
         "fedavg: compiling, then 1,000 rounds",
-        "fedavg: round 0 of 1,000, 5 MB a device, 70 s",
-        "fedavg: round 100 of 1,000, b, 90 s, about 3 min left",  # 20 s for a tenth
-        "fedavg: round 199 of 1,000, d, 151 s, about 5 min left",
-        "fedavg: round 210 of 1,000, e, 152 s, about 5 min left",
-        "fedavg: round 1,000 of 1,000, f, 200 s",
+        "fedavg: round 0 of 1,000, 70 s, 5 MB a device",
+        "fedavg: round 100 of 1,000, 90 s, about 3 min left, b",  # 20 s for a tenth
+        "fedavg: round 199 of 1,000, 151 s, about 5 min left, d",
+        "fedavg: round 210 of 1,000, 152 s, about 5 min left, e",
+        "fedavg: round 1,000 of 1,000, 200 s, f",
     ]
 
 

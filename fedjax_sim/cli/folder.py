@@ -52,7 +52,7 @@ class RunFolder:
 
     Attributes:
         path: the folder.
-        recorded: whether the folder has a record.
+        recorded: whether the folder has a record or a summary.
     """
 
     def __init__(
@@ -144,6 +144,7 @@ class RunFolder:
         if rows:
             write_text(self.path / "clients.jsonl", "".join(rows))
         write_json(self.path / "summary.json", summary)
+        self.recorded = True  # that a method diverged, too
 
     def draw_results(
         self,

@@ -234,7 +234,8 @@ class _Program:
         others = len(self.names) < len(self.setup.algorithms)
         left = f"{self.forecast} in all" if others and str(self.forecast) else ""
         self.tell(done, ", ".join(filter(None, (self.note, left))))
-        STOPPING.check(largest_of_all)
+        if done >= self.saved:  # the records of a checkpoint are written again first
+            STOPPING.check(largest_of_all)
 
     def _record(self, name: str, evaluation: Evaluation) -> None:
         setup, problem = self.setup, self.setup.problem
@@ -245,7 +246,7 @@ class _Program:
             self.folder.log(name, evaluation, problem.runs, tables, setup.task, names)
         lacks_leaves = setup.algorithms[name].parts.exchange.own is not None
         scored = evaluation.personal if lacks_leaves else evaluation.test
-        if scored is not None:
+        if scored is not None and name not in self.lost:
             value = float(mean_known(scored.reported[setup.score]))
             percent = setup.task.metrics[setup.score].percent
             self.note = f"{setup.score} {f'{100 * value:.1f} %' if percent else digits(value)}"

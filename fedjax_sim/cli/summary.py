@@ -123,6 +123,8 @@ def show(setup: Setup, summaries: Mapping[str, Mapping[str, Any]]) -> None:
     shared = [name for name, s in summaries.items() if s.get("settings_in_program")]
     if shared:
         print(f"\none program for several settings, whose seconds are of all: {', '.join(shared)}")
+    if config.machine.resume is not None:
+        print("\nresumed: run s includes compilation by earlier processes, so samples/s is too low")
     names_by_remark: dict[str, list[str]] = {}  # once for all settings of a grid
     for name, s in summaries.items():
         for remark in remarks(s, setup.problem.data.clients):

@@ -57,11 +57,13 @@ def _lines(what: str, rounds: int, before: int) -> Report:
             compiled = now
         if 10 * done // rounds > tenth or now - last >= MINUTE:
             last, tenth = now, 10 * done // rounds
-            parts = [f"round {done:,} of {rounds:,}", note, f"{now - began:,.0f} s"]
+            parts = [f"round {done:,} of {rounds:,}", f"{now - began:,.0f} s"]
             if before < done < rounds:
                 left = (now - compiled) / (done - before) * (rounds - done)
                 parts.append(f"about {duration(left)} left")
-            print(f"{what}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
+            if note:
+                parts.append(note)
+            print(f"{what}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
     return tell
 

@@ -141,7 +141,7 @@ def parse_dataset(text: str) -> tuple[str, Callable[[DataDir], Dataset]]:
         if it names a function to import; and the function ``data_dir -> Dataset``.
 
     Raises:
-        ValueError: if the text is not understood; the message lists all forms.
+        ValueError: if the text is not understood; the message names the forms.
 
     Example:
         >>> key, load = parse_dataset("synthetic(0.5, 0.5)")
@@ -211,7 +211,5 @@ def _loaded(text: str, load: Callable[[DataDir], Any], data_dir: DataDir) -> Dat
 
 
 def _unknown(text: str, hint: str = "") -> ValueError:
-    known = ", ".join(dataset_forms(DATASETS))
-    return ValueError(
-        f"name must be a data set, got {text!r}; {hint}{' ' * bool(hint)}known: {known}"
-    )
+    meant = hint or f"known: {', '.join(dataset_forms(DATASETS))}"
+    return ValueError(f"name must be a data set, got {text!r}; {meant}")

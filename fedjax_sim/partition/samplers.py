@@ -1,7 +1,6 @@
 """Samplers by name, with their text forms and expected EMDs."""
 
 import functools
-import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,11 +37,12 @@ def _natural(
     seed: int,
 ) -> Partition:
     """Calls :func:`natural` with the arguments of other samplers; the groups fix the clients."""
-    if groups is None or np.shape(groups) != np.shape(labels)[:1]:
-        shape = "none" if groups is None else f"shape {list(np.shape(groups))}"
+    if groups is None:
+        raise ValueError("the data name no clients: use another sampler, such as dirichlet(0.5)")
+    if np.shape(groups) != np.shape(labels)[:1]:
         raise ValueError(
             f"groups must be a natural group for each of the {len(np.asarray(labels))} samples, "
-            f"which the data must have, got {shape}"
+            f"got shape {list(np.shape(groups))}"
         )
     partition = natural(groups, min_size=min_size)
     if clients not in (None, partition.sizes.size):
@@ -200,33 +200,22 @@ def parse_form(text: str) -> tuple[str, dict[str, Any]]:
     try:
         call = calls.as_call(calls.parse(text), text)
         name, sampler = SAMPLERS.resolve(call.name)
-    except UnknownNameError as error:
-        texts = [re.sub(r"^\s*[^\s(]+", name, text) for name in did_you_mean(call.name, SAMPLERS)]
-        hint = f"did you mean {' or '.join(texts)}? " if texts else ""
-        raise _not_understood(text, dict(SAMPLERS), hint) from error
-    except calls.UnreadableError as error:
-        raise _not_understood(text, dict(SAMPLERS)) from error
+    except (UnknownNameError, calls.UnreadableError) as error:
+        near = did_you_mean(text.partition("(")[0].strip(), SAMPLERS)
+        raise _not_understood(text, {n: SAMPLERS[n] for n in near} or SAMPLERS) from error
     own = keywords(sampler, DATA)
-    known = {**SAMPLERS, name: sampler}
-    for key in call.named.keys() - own.keys():
-        near = did_you_mean(key, own)
-        hint = f"{key} is not an argument of {name}; "
-        hint += f"did you mean {' or '.join(near)}? " if near else ""
-        raise _not_understood(text, known, hint)
     try:
         given = binding.arguments(call, {key: p.default is p.empty for key, p in own.items()})
         return name, {
             key: reader(own[key].annotation, key)(calls.word(node)) for key, node in given.items()
         }
     except (ValueError, KeyError) as error:
-        raise _not_understood(text, known) from error
+        raise _not_understood(text, {name: sampler}) from error
 
 
-def _not_understood(
-    text: str, allowed: Mapping[str, Callable[..., Partition]], hint: str = ""
-) -> ValueError:
-    forms = ", ".join(form_of(*named) for named in allowed.items())
-    return ValueError(f"sampler must be the text of one, got {text!r}; {hint}allowed: {forms}")
+def _not_understood(text: str, allowed: Mapping[str, Callable[..., Partition]]) -> ValueError:
+    forms = " or ".join(form_of(*named) for named in allowed.items())
+    return ValueError(f"sampler {text!r} must be written {forms}")
 
 
 def form_of(name: str, sampler: Callable[..., Partition]) -> str:

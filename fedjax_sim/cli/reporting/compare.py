@@ -155,15 +155,16 @@ def grouped(
 def best_settings(group: Group) -> Group | None:
     """Returns each method's best trial on the validation set; None if no method has several.
 
-    A method of which every trial diverged is omitted. The baseline is the best trial of the
+    If every trial of a method diverged, it is the first one. The baseline is the trial of the
     baseline's method.
     """
     methods = by_series(group.trials)
     if decisive(group.trials) != "validated" or all(len(of) == 1 for of in methods.values()):
         return None
-    found = {of: best for of, trials in methods.items() if (best := best_of(trials)) is not None}
-    if not found:
+    best = {of: best_of(trials) for of, trials in methods.items()}
+    if not any(best.values()):
         return None
+    found = {of: best[of] or trials[0] for of, trials in methods.items()}
     baseline = None if group.baseline is None else found.get(group.baseline.series)
     chosen = tuple(found.values())
     return Group(group.problem, tuple(map(group.label, chosen)), chosen, baseline)

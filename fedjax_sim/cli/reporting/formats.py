@@ -67,20 +67,23 @@ def plain(text: str) -> str:
 def latex_of(made: Sequence[tuple[str, Table, str]]) -> str:
     """Formats tables with their titles and notes as one, if their columns are the same.
 
-    Other tables follow one another.
+    Other tables follow one another. The title of a single table is not shown.
     """
+    titled = len(made) > 1
     if len({tuple(table.head) for _, table, _ in made}) == 1:
         notes = dict.fromkeys(note for *_, note in made)
-        return latex({title: table for title, table, _ in made}, " ".join(notes))
-    return "\n".join(latex({title: table}, note) for title, table, note in made)
+        parts = {title: table for title, table, _ in made}
+        return latex(parts, " ".join(notes), titled=titled)
+    return "\n".join(latex({title: table}, note, titled=titled) for title, table, note in made)
 
 
-def latex(parts: Mapping[str, Table], note: str) -> str:
+def latex(parts: Mapping[str, Table], note: str, *, titled: bool) -> str:
     """Formats tables with the same columns, one below the other, as a ``tabular`` of booktabs.
 
     Args:
-        parts: the tables by title; the title of a single table is not shown.
+        parts: the tables by title.
         note: description of the numbers, as a comment.
+        titled: whether the titles are shown.
     """
     first = next(iter(parts.values()))
     head = first.head
@@ -93,7 +96,7 @@ def latex(parts: Mapping[str, Table], note: str) -> str:
     ]
     for title, table in parts.items():
         lines.append(r"\midrule")
-        if len(parts) > 1:
+        if titled:
             lines.append(rf"\multicolumn{{{len(head)}}}{{l}}{{\emph{{{escaped(title)}}}}} \\")
         lines += [" & ".join(map(_latex, row)) + r" \\" for row in table.rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])

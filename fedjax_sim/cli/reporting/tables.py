@@ -117,7 +117,7 @@ def _scored(overs: Sequence[Over | None], metric: Metric) -> list[str]:
 def mark_best(
     texts: Sequence[str], means: Sequence[float], shown: Metric | Sequence[str]
 ) -> list[str]:
-    """Marks the best of at least two cells of a column, and the second-best of at least three.
+    """Marks the best and the second-best cells of a column, but none that is the worst.
 
     Args:
         texts: the cells.
@@ -127,13 +127,16 @@ def mark_best(
 
     >>> [type(cell).__name__ for cell in mark_best("abcd", [1, 2, 3, 1], Metric())]
     ['str', 'Second', 'Best', 'str']
+    >>> [type(cell).__name__ for cell in mark_best("abc", [1.5, 1.5, 3], ["1.50", "1.50", "3.00"])]
+    ['Best', 'Best', 'str']
     """
     lowest = not isinstance(shown, Metric) or shown.best == "lowest"
     written = [number(m, shown) for m in means] if isinstance(shown, Metric) else shown
     known = [i for i, mean in enumerate(means) if not math.isnan(mean)]
     known.sort(key=lambda i: means[i], reverse=not lowest)
-    first = [*dict.fromkeys(written[i] for i in known)][: len(texts) - 1]
-    marks = dict(zip(first, (Best, Second), strict=False))
+    in_order = [*dict.fromkeys(written[i] for i in known)]
+    better = in_order[:-1] if len(known) == len(texts) else in_order
+    marks = dict(zip(better, (Best, Second), strict=False))
     return [
         marks[written[i]](text) if i in known and written[i] in marks else text
         for i, text in enumerate(texts)
