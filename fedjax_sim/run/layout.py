@@ -174,7 +174,8 @@ class Layout(NamedTuple):
         if jax.process_count() > 1:  # no program: each process exports when it wants to
             run = run._replace(state=readable(run.state, self.execution))
             return self.stripped(map_client_state(run, read_shards))
-        return jax.jit(self.stripped)(run) if self._padding else run
+        strips = self._padding and jax.tree.leaves(per_client_state(run))
+        return _stripped(self, run) if strips else run
 
     def exported_shapes(self, run: Run) -> Run:
         """Returns the shapes of :meth:`exported`, from the shapes of a run on the devices."""
@@ -203,6 +204,9 @@ class Layout(NamedTuple):
     def _padding(self) -> int:
         """Number of rows after the last client."""
         return -self.clients % self.parts
+
+
+_stripped = jax.jit(Layout.stripped, static_argnums=0)
 
 
 def full_copies(processes: Sequence[int]) -> int:
