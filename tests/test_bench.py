@@ -421,7 +421,7 @@ BAD = {
         ["--algo", "fedprox(local_epochs=1)"],
         "local_epochs is not a setting of fedprox; did you mean epochs?",
     ),
-    "another word for a sampler": (["--partition", "dir(0.1)"], "mean dirichlet(0.1)? allowed: "),
+    "another word for a sampler": (["--partition", "dir(0.1)"], "must be written dirichlet("),
     "nothing listed": (["--list", "fedavg", "qqqq"], "--list: no entry has 'fedavg' and 'qqqq'"),
     "no folder": (["--compare", "none", "--out", "/proc/nowhere/run"], "--out /proc/nowhere/run: "),
 }

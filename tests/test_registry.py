@@ -365,8 +365,8 @@ FAILS = {
     "setting": (["--model", "mlp(width=3)"], "--model mlp(width=3): width is not an argument of"),
     "weights": (["--model", "gpt2(folder=absent)"], "FileNotFoundError: absent lacks config.json"),
     "nnx": (["--dataset", "mine:blobs", "--model", "mine:made_net"], "got Linear; a function that"),
-    "needs": (["--partition", "mine:slices"], "allowed: iid"),
-    "argument": (["--partition", "mine:slices(2, mood=3)"], "mood is not an argument of mine"),
+    "needs": (["--partition", "mine:slices"], "must be written mine:slices(each, turn"),
+    "argument": (["--partition", "mine:slices(2, mood=3)"], "must be written mine:slices(each"),
     "sampler": (
         ["--partition", "mine:slices(2, mode=fail)"],
         "--partition mine:slices(2, mode=fail): IndexError: no slice is left (mine.py, line",
