@@ -133,11 +133,11 @@ class _Command:
         return 1 if outcome.diverged else 0
 
     def stopped(self, status: int) -> int:
-        """Prints what is kept of a stopped run, and returns the status."""
+        """Prints that the run stopped and where its records are; returns the status."""
         return complain(PROGRAM, f"stopped{self._kept()}", status)
 
     def stopped_at_once(self, status: int) -> None:
-        """Does so and closes the folder, as nothing follows in this process."""
+        """Prints this and closes the folder: the process ends without returning to ``main``."""
         self.stopped(status)
         self.close()
 

@@ -144,7 +144,7 @@ class RunFolder:
         if rows:
             write_text(self.path / "clients.jsonl", "".join(rows))
         write_json(self.path / "summary.json", summary)
-        self.recorded = True  # that a method diverged, too
+        self.recorded = True  # even if it only lists diverged methods
 
     def draw_results(
         self,

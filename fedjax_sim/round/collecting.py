@@ -115,7 +115,7 @@ def absorb(
     """Aggregates the models ``due bool[P]``, if any, and updates the server.
 
     The messages have changed the shared state in ``state``. ``updates`` are the sent updates,
-    ``[P, *p]``, or their mean, ``[*p]``, unless ``parts.holds_updates``; None: the models in
+    ``[P, *p]``, if ``parts.holds_updates``, else their mean, ``[*p]``; None: the models in
     ``slots``, after training, minus ``cohort.received``.
     """
     # Without the clients' fields, which lax.cond would copy through both branches.

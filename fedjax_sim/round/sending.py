@@ -155,7 +155,7 @@ def _apply_sending(
     message: PyTree,
     most: int | None = None,
 ) -> tuple[Variables, PyTree, Messages]:
-    """Returns updates and shared messages ``[P]``, and what is known of them, after all parts.
+    """Returns the updates ``[P]``, the shared messages and the :class:`Messages` after all parts.
 
     Updates are relative to the models ``known [P or 1]``. Updates of rows that do not send are
     unchanged, as are messages of rows that did not train.
