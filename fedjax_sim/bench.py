@@ -128,7 +128,7 @@ class _Command:
             return complain(PROGRAM, f"error: lost another process: {why}{self._kept()}", LOST)
         if writes():
             for name, message in outcome.diverged.items():
-                complain(PROGRAM, f"error: {name}: {message}{self._kept()}", 1)
+                complain(PROGRAM, f"error: {name}: {message}{self._kept(ended=True)}", 1)
         wait()
         return 1 if outcome.diverged else 0
 
@@ -146,14 +146,14 @@ class _Command:
         if self.folder is not None:
             self.folder.close()
 
-    def _kept(self) -> str:
+    def _kept(self, *, ended: bool = False) -> str:
         folder = self.folder
         if folder is None and jax.distributed.is_initialized() and not writes():
             return ""  # process 0 knows
         if folder is None or not (folder.recorded or folder.saved):
             return "; nothing was recorded"
         kept = f"; the records so far are in {folder.path}"
-        if folder.checkpoints.exists():
+        if folder.checkpoints.exists() and not ended:
             kept += f"; continue with: {to_go_on(PROGRAM, folder.path)}"
         return kept
 

@@ -528,6 +528,7 @@ def test_nan_stops_and_keeps_what_was_written(
     argv += ["--rounds", "9", "--compare", "none"]
     assert bench.main([*argv, "--out", str(tmp_path / "run")]) == 1
     (err,) = errors(capsys.readouterr().err)
+    assert err.endswith(f"the records so far are in {tmp_path / 'run'}")
     # 1,438 / 8 samples in batches of 16 are 12 steps, twice a round: the 100th is in round 5.
     assert "round 5" in err
     assert [(r["round"], r["seed"]) for r in records(tmp_path / "run")] == [

@@ -1143,6 +1143,13 @@ def test_replace_refuses_what_is_no_part() -> None:
         plain.replace(server=0)
 
 
+def test_a_part_refuses_parts_that_are_not_called() -> None:
+    top_k: Any = fs.compression.top_k
+    for settings in ((top_k,), {}), ((), {"compressor": top_k}):
+        with pytest.raises(ValueError, match="compressor must be a part, got the class top_k: use"):
+            fs.sending.compressed(*settings[0], **settings[1])
+
+
 def test_a_part_that_has_the_name_of_a_default_is_shown() -> None:
     def mean(stacked: Any, weights: Any) -> Any:
         return fs.tree.mean(stacked, weights)
@@ -1231,7 +1238,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         delayed(redistribution="permute"), "redistribution must be a function, got 'permute'",
     ),
     "refresh": (
-        delayed(refresh=fs.flight.drift_correction), "refresh must be a Refresh, got the class dr"
+        delayed(refresh="drift"), "refresh must be a Refresh, got 'drift'"
     ),
     "exchange": (
         {"exchange": fs.exchange.everything},

@@ -201,15 +201,15 @@ REFUSED: dict[str, tuple[Change, str]] = {
     ),
     "NaN": (
         other_clients(x=lambda data: with_first(data.x, np.nan)),
-        "data.x must be finite in float32, got nan to nan",
+        r"data.x must be finite in float32, got nan at \[0(, 0)*\]",
     ),
     "inf": (
         another_test(lambda x, y: (with_first(x, -np.inf), y)),
-        "test.x must be finite in float32, got -inf to ",
+        r"test.x must be finite in float32, got -inf at \[0(, 0)*\]",
     ),
     "too large": (
         another_test(lambda x, y: (with_first(x.astype(np.float64), 1e300), y)),
-        r"test.x must be finite in float32, got -?[\d.]+ to 1e\+300",
+        r"test.x must be finite in float32, got 1e\+300 at \[0",
     ),
 }
 
@@ -230,7 +230,7 @@ def test_simulate_refuses_inputs_that_mean_nothing(
 def test_tokens_that_jax_would_wrap_are_refused() -> None:
     tokens = np.array([[3], [2**40]])
     data = fs.client_data(tokens, [0, 1], partition_from_lists([[0], [1]]))
-    with pytest.raises(ValueError, match=r"^data.x must be within int32, got 3 to 1099511627776"):
+    with pytest.raises(ValueError, match=r"^data.x must be within int32, got 1099511627776 at \[1"):
         check_sets(data, {"test": eval_set(tokens[:1].astype(np.int32), [0])}, 1, **PLAIN)
 
 

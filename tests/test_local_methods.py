@@ -716,7 +716,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a class of memories": (
         lambda: on_bowls(memory=fs.terms.last_model),
-        "memory must be a Memory, got the class last_model: use last_model(...)",
+        "memory must be a part, got the class last_model: use last_model(...)",
     ),
     "a model beside": (
         lambda: on_bowls(companion=3),

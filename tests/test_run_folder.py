@@ -154,9 +154,10 @@ def test_a_dry_run_runs_nothing_and_tells_what_would(
             assert summary["bytes_up"] == pytest.approx(1e3 * up)
 
 
-def test_weights_are_kept_beside_checkpoints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--keep-weights", "--no-checkpoints"]) == 2
-    assert "--keep-weights is for runs with checkpoints" in capsys.readouterr().err
+@pytest.mark.parametrize("given", ["--keep-weights", "--checkpoint-every 5"])
+def test_settings_of_checkpoints_need_them(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*given.split(), "--no-checkpoints"]) == 2
+    assert f"{given.split()[0]} is for runs with checkpoints" in capsys.readouterr().err
 
 
 def keys_of(page: str, chapter: str) -> set[str]:

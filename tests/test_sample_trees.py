@@ -200,7 +200,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "infinite": (
         lambda: against({"a": ONES, "b": np.inf * ONES}),
-        "test.x['b'] must be finite in float32, got inf to inf",
+        "test.x['b'] must be finite in float32, got inf at [0, 0]",
     ),
     "data set": (
         lambda: fs.data.from_arrays("mine", {"a": ONES}, [0, 1, 1]),  # type: ignore[arg-type]

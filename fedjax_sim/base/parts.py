@@ -71,9 +71,12 @@ class Part:
     _by_hand: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Rejects numbers out of range: see :mod:`fedjax_sim.base.ranges`."""
+        """Rejects parts that are not called, and numbers out of range, see ``base.ranges``."""
         named = {} if cls._by_hand else dict(zip(cls.__match_args__, args, strict=False))
         ranges.check(cls._limits, named | settings)
+        for name, value in (named | settings).items():
+            if isinstance(value, type) and issubclass(value, Part):
+                raise ValueError(f"{name} must be a part, got {as_given(value)}")
         return super().__new__(cls)
 
     @property

@@ -143,8 +143,10 @@ class Machine(Group):
             raise ValueError("--or-resume is for --out, which names the folder of the run")
         if (self.resume is not None or self.or_resume) and not self.checkpoints:
             raise ValueError("--no-checkpoints is for a new run, which nothing resumes")
-        if self.keep_weights and not self.checkpoints:
-            raise ValueError("--keep-weights is for runs with checkpoints, not --no-checkpoints")
+        timed = self.checkpoint_every != type(self).checkpoint_every
+        if not self.checkpoints and (self.keep_weights or timed):
+            name = "--keep-weights" if self.keep_weights else "--checkpoint-every"
+            raise ValueError(f"{name} is for runs with checkpoints, not --no-checkpoints")
 
 
 def start_jax(machine: Machine) -> None:

@@ -232,7 +232,8 @@ def _check_numbers(name: str, x: Array) -> None:
     low, high = x.min(), x.max()
     if not (low >= limits.min and high <= limits.max):
         wanted = "finite in" if floating else "within"
-        raise ValueError(f"{name} must be {wanted} {kind}, got {low} to {high}")
+        at = tuple(np.argwhere(~((x >= limits.min) & (x <= limits.max)))[0].tolist())
+        raise ValueError(f"{name} must be {wanted} {kind}, got {x[at]} at {list(at)}")
 
 
 def check_cohorts(
