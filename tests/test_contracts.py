@@ -1144,10 +1144,12 @@ def test_replace_refuses_what_is_no_part() -> None:
 
 
 def test_a_part_refuses_parts_that_are_not_called() -> None:
-    top_k: Any = fs.compression.top_k
-    for settings in ((top_k,), {}), ((), {"compressor": top_k}):
-        with pytest.raises(ValueError, match="compressor must be a part, got the class top_k: use"):
-            fs.sending.compressed(*settings[0], **settings[1])
+    make, top_k = fs.sending.compressed, fs.compression.top_k
+    message = "compressor must be a part, got the class top_k: use top_k"
+    with pytest.raises(ValueError, match=message):
+        make(top_k)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        make(compressor=top_k)  # type: ignore[arg-type]
 
 
 def test_a_part_that_has_the_name_of_a_default_is_shown() -> None:

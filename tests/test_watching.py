@@ -81,13 +81,17 @@ def test_methods_are_weighed_by_the_seconds_that_they_took() -> None:
     forecast = Forecast(work, lambda: clock[0])
     assert forecast.seconds is None
     with forecast.program(["slow"], rounds=100, done=0) as advance:
+        clock[0] += 60
+        advance(0)  # compiled
         clock[0] += 90
         advance(50)  # 18 s a unit
+    assert forecast.seconds == pytest.approx((5 + 2 * 5 + 10) * 18 + 3 * 60)
     with forecast.program(fast, rounds=100, done=20) as advance:
         advance(10)  # a round of the checkpoint
         clock[0] += 10
         advance(60)  # 2.5 s a unit; of the third method the mean
-    assert forecast.seconds == pytest.approx(4 * 2.5 + 5 * 18 + 10 * (90 + 10) / (5 + 4))
+    rounds = 4 * 2.5 + 5 * 18 + 10 * (90 + 10) / (5 + 4)
+    assert forecast.seconds == pytest.approx(rounds + 60 / 3)
     forecast.ended([*fast, "other"])  # by a rule, or they failed
     assert str(forecast) == "about 2 min left"
 

@@ -227,6 +227,7 @@ class _Program:
 
     def _compiled(self, held: int) -> None:
         STOPPING.patient = True
+        self.advance(self.saved)
         self.tell(self.saved, f"{held / MB:,.0f} MB a device")
 
     def _progress(self, done: int) -> None:

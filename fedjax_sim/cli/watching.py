@@ -78,8 +78,9 @@ def nobody(names: Sequence[str], rounds: int, done: int = 0) -> Iterator[Report]
 class Forecast:
     """The time left for several algorithms.
 
-    Rounds of a checkpoint do not count. They are weighted by the seconds that a method has needed
-    so far; a method that has not run yet is expected to need the mean of the others.
+    Rounds of a checkpoint do not count. Rounds are weighted by the seconds that a method has needed
+    so far. A method that has not begun is expected to need the mean of the others, and as long for
+    everything but rounds, such as compilation.
 
     Args:
         work: the work of each algorithm in any unit, such as rounds times clients.
@@ -99,21 +100,26 @@ class Forecast:
     ) -> None:
         self._work, self._now = work, now
         self._share = dict.fromkeys(work, 0.0)  # of each algorithm, what is done
-        self._ran = dict.fromkeys(work, 0.0)  # ... by this process
+        self._waiting = {*work}  # ... that have not begun
         self._spent = dict[str, tuple[float, float]]()  # by method: seconds, and work in them
         self._began = now()
 
     def ended(self, names: Sequence[str]) -> None:
         """Marks algorithms as done, possibly before their last round."""
         self._share |= dict.fromkeys(names, 1.0)
+        self._waiting -= {*names}
 
     @contextmanager
     def program(
         self, names: Sequence[str], rounds: int, done: int
     ) -> Iterator[Callable[[int], None]]:
-        """Opens a context for the algorithms of one program, which takes the rounds done so far."""
+        """Opens a context for the algorithms of one program, which takes the rounds done so far.
+
+        Tell it that none are done when the program has been compiled.
+        """
         last = self._now()
         self._share |= dict.fromkeys(names, done / rounds)
+        self._waiting -= {*names}
 
         def advance(done: int) -> None:
             nonlocal last
@@ -121,7 +127,7 @@ class Forecast:
             for name in names:
                 new = share - self._share[name]
                 if new > 0:  # else it is a round of a checkpoint
-                    self._share[name], self._ran[name] = share, self._ran[name] + new
+                    self._share[name] = share
                     self._learn(name, new, (now - last) / len(names))
             last = now
 
@@ -130,17 +136,16 @@ class Forecast:
     @property
     def seconds(self) -> float | None:
         """The seconds left, including compilation; None before the first round."""
-        spent, work = map(sum, zip(*self._spent.values(), strict=True)) if self._spent else (0, 0)
-        costs = {method: s / w for method, (s, w) in self._spent.items()}
-        by_name = {
-            name: size * costs.get(name_of(name), spent / work if work else 0.0)
-            for name, size in self._work.items()
-        }
-        ran = sum(cost * self._ran[name] for name, cost in by_name.items())
-        if not ran:
+        if not self._spent:
             return None
-        left = sum(cost * (1 - self._share[name]) for name, cost in by_name.items())
-        return (self._now() - self._began) * left / ran
+        spent, work = map(sum, zip(*self._spent.values(), strict=True))
+        costs = {method: s / w for method, (s, w) in self._spent.items()}
+        left = sum(
+            size * (1 - self._share[name]) * costs.get(name_of(name), spent / work)
+            for name, size in self._work.items()
+        )
+        begun = len(self._work) - len(self._waiting)
+        return left + (self._now() - self._began - spent) * len(self._waiting) / begun
 
     def __str__(self) -> str:
         seconds = self.seconds
