@@ -48,28 +48,40 @@ def read_targets(
         if classes not in (None, len(names)):
             raise ValueError(f"classes must be {len(names)}, as y has as many names, got {classes}")
         y, classes = class_codes(y, names), len(names)
-    inferred: Task
     if task is None and classes is None:
-        inferred = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
+        found = task_of(y) or classification(_number_of_classes(_labels(y, samples, None)))
         converted = as_targets(y, samples)
     elif task == "regression":
-        converted = as_targets(_column(y).astype(float) if y.dtype.kind in "biu" else y, samples)
-        inferred = regression(1 if y.ndim == 1 else y.shape[1])
+        converted, found = _numbers(y, samples)
     elif task == "multi_label":
-        if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
-            raise ValueError(
-                f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {array_type(y)}"
-            )
-        converted, inferred = y.astype(bool), multi_label(y.shape[1])
+        converted, found = _label_sets(y, samples)
     else:
-        one_hot = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all()
-        if one_hot and (y.sum(axis=1) == 1).all():
-            classes = y.shape[1] if classes is None else classes
-            y = y.argmax(axis=1)
-        converted = _labels(_column(y), samples, classes)
-        inferred = classification(_number_of_classes(converted) if classes is None else classes)
-    inferred.check("y", converted)
-    return converted, inferred, names
+        converted, found = _classes(y, samples, classes)
+    found.check("y", converted)
+    return converted, found, names
+
+
+def _numbers(y: NDArray[Any], samples: int) -> tuple[NDArray[Any], Task]:
+    numbers = _column(y).astype(float) if y.dtype.kind in "biu" else y
+    return as_targets(numbers, samples), regression(1 if y.ndim == 1 else y.shape[1])
+
+
+def _label_sets(y: NDArray[Any], samples: int) -> tuple[NDArray[Any], Task]:
+    if y.ndim != 2 or y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
+        raise ValueError(
+            f"y must be 0 and 1, [{samples}, L], for task=multi_label, got {array_type(y)}"
+        )
+    return y.astype(bool), multi_label(y.shape[1])
+
+
+def _classes(y: NDArray[Any], samples: int, classes: int | None) -> tuple[NDArray[Any], Task]:
+    """Reads class labels, which may also be one-hot rows."""
+    one_hot = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all()
+    if one_hot and (y.sum(axis=1) == 1).all():
+        classes = y.shape[1] if classes is None else classes
+        y = y.argmax(axis=1)
+    labels = _labels(_column(y), samples, classes)
+    return labels, classification(_number_of_classes(labels) if classes is None else classes)
 
 
 def integers_or_texts(texts: NDArray[np.str_]) -> NDArray[Any]:
