@@ -229,8 +229,7 @@ def _check_numbers(name: str, x: Array) -> None:
     if not floating and kind == x.dtype:
         return
     limits: Any = (jnp.finfo if floating else jnp.iinfo)(kind)
-    low, high = x.min(), x.max()
-    if not (low >= limits.min and high <= limits.max):
+    if not (x.min() >= limits.min and x.max() <= limits.max):
         wanted = "finite in" if floating else "within"
         at = tuple(np.argwhere(~((x >= limits.min) & (x <= limits.max)))[0].tolist())
         raise ValueError(f"{name} must be {wanted} {kind}, got {x[at]} at {list(at)}")
