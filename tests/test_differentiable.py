@@ -123,6 +123,26 @@ def fltrust(at: Tree, execution: fs.Execution) -> fs.Algorithm:
     return fs.algorithms.fltrust(local_of(at), clients_per_round=COHORT).on(execution)
 
 
+def fednova(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    made = fs.algorithms.fednova(
+        local_of(at), clients_per_round=COHORT, lr=at["client"], momentum=0.5
+    )
+    return made.on(execution)
+
+
+def mime(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    local = fs.local_sgd(risk, optax.sgd(at["client"]), batch_size=4)
+    return fs.algorithms.mime(local, clients_per_round=COHORT, beta=at["power"]).on(execution)
+
+
+def scaffnew(at: Tree, execution: fs.Execution) -> fs.Algorithm:
+    local = fs.local_sgd(risk, optax.sgd(at["client"]), batch_size=4, epochs=2)
+    made = fs.algorithms.scaffnew(
+        local, clients_per_round=8, lr=at["client"], momentum=0.0, coin=0.5
+    )
+    return made.on(execution)
+
+
 def loss_of_all(server: fs.Variables, data: fs.ClientData) -> jax.Array:
     everything = base.Batch(data.x, data.y, jnp.ones(len(data.x), bool))
     return risk(server.params, (), everything, context_of(()))[0]
@@ -189,6 +209,9 @@ CASES = some_slow(
         (radfed, "both", ALL),
         (qffl, "one", ("client", "power", "start")),  # these two divide by norms
         (fltrust, "one", ("client", "start")),
+        (fednova, "devices", ("client", "start")),
+        (mime, "vmap", ("client", "power", "start")),
+        (scaffnew, "both", ("client", "start")),
     ]
 )
 

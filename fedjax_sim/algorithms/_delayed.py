@@ -19,6 +19,7 @@ from fedjax_sim.base import (
     Positive,
     Selection,
     Server,
+    concrete,
 )
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
@@ -160,7 +161,7 @@ def radfed(
         local = with_importance(local, score)
         draws = selection.importance(score, gamma, initial=initial_scores, active=active_clients)
     return compose(
-        local.change(corrections=(corrections.proximal(mu),)) if mu else local,
+        local if concrete(mu) and not mu else local.change(corrections=(corrections.proximal(mu),)),
         clients_per_round,
         selection=draws,
         flight=flight.delayed(

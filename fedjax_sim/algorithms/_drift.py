@@ -44,8 +44,9 @@ def fedprox(
     Rakotobe, "How to deal with non-IID data in federated learning", 2020 <vo2020how>, Table 2
     (inexactness).
     """
-    fixed = 0.01 if mu is None else mu
-    term = corrections.adaptive_proximal(mu or 0.0) if adaptive else corrections.proximal(fixed)
+    if mu is None:
+        mu = 0.0 if adaptive else 0.01
+    term = corrections.adaptive_proximal(mu) if adaptive else corrections.proximal(mu)
     stop = {} if inexactness is None else {"inexactness": inexactness}
     return compose(local.change(corrections=(term,), **stop), clients_per_round)
 
