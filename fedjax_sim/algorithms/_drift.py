@@ -160,7 +160,8 @@ def fednova(
               \tau_{eff} = \sum_{k \in U_t} p_k a_k, \quad p_k = \frac{n_k}{\sum_j n_j}
 
     where a_k after T_k local steps is defined in :class:`fedjax_sim.preaggregation.normalise`: T_k
-    for plain SGD. It is known for momentum or for a proximal term, but not for both together.
+    for plain SGD. It is known for momentum or for a proximal term, but not for both together. With
+    a proximal term the authors' code computes τ_eff from T_k instead of a_k.
 
     Args:
         local: the local update, by SGD; its optimizer_state is overridden, so its momentum restarts

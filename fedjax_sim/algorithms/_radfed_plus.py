@@ -29,8 +29,9 @@ def radfedi(
               p_k \leftarrow (1-\gamma)\, p_k + \gamma\, q_k, \qquad
               q_k = \frac{1}{\lceil n_k/B \rceil} \sum_b \lVert \nabla F_b(w_k) \rVert^2
 
-    at the weights that client k has just trained. The second version of the paper prints a mean
-    over samples instead of minibatches; the first version and the authors' code use minibatches.
+    at the weights that client k has just trained. Algorithm 2 of the paper's second version prints
+    a mean over samples instead of minibatches; its text, the first version and the authors' code
+    use minibatches.
 
     Args:
         clients_per_round: m: models in flight.

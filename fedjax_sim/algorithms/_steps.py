@@ -66,9 +66,8 @@ def fedlesam(
               \frac{w_{last} - w_t}{\lVert w_{last} - w_t \rVert}\Bigr)
 
     where w_last is the model that the client received in its previous round, the initial model
-    before the first. In the authors' code, the server instead sends its last step to all clients,
-    and the perturbation is divided by the sum of the layers' norms. Clients are weighted equally by
-    default, as in the authors' code.
+    before the first. In the authors' code, the server instead sends its last step to all clients.
+    Clients are weighted equally by default, as in the authors' code.
 
     Returns:
         The algorithm, which reports the losses at the perturbed weights. Memory: one model per

@@ -32,7 +32,7 @@ class not_true_distillation(Part):
               \tilde q(c) = \frac{e^{f_c / \tau}}{\sum_{c' \ne y} e^{f_{c'} / \tau}}, \quad
               c \ne y
 
-    It costs one more forward pass, without dropout.
+    It costs one more forward pass, without dropout. The authors' code multiplies the term by τ².
 
     Args:
         model: the model that trains.

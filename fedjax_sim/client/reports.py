@@ -49,8 +49,8 @@ class squared_gradient(Part):
     Args:
         objective: the loss of a minibatch; its regularisation, if any, belongs to ℓ.
         batch_size: B.
-        kind: "minibatch", as in the first version of the paper and in the authors' code; "sample",
-          as in the second version's Algorithm 2, which needs the memory of B gradients. BatchNorm
+        kind: "minibatch", as in the paper's text and in the authors' code; "sample", as in the
+          second version's Algorithm 2, which needs the memory of B gradients. BatchNorm
           has no statistics of a single sample: use "minibatch" with it.
 
     Source: Xue et al. 2021 <https://arxiv.org/abs/2108.07433>, section III-B and Algorithm 2; Xue

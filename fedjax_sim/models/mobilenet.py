@@ -55,7 +55,8 @@ def mobilenet_v2(
     The model itself scales images to -1 … 1, as in pretraining, and resizes them. Trained
     BatchNorms use the statistics of the minibatch's real rows; their running statistics, for
     evaluation, are part of the model that is sent. RADFed's code also crops and flips images,
-    applies dropout before the classifier, and uses minibatch statistics in the frozen BatchNorms.
+    scales them by the mean and deviation of CIFAR-10, applies dropout before the classifier, and
+    uses minibatch statistics in the frozen BatchNorms.
 
     Args:
         shape: ``(H, W, 3)`` of an image; values are in 0 … 255.

@@ -54,7 +54,9 @@ def matched(
     :math:`U(0, \min(a, a', \xi))`: ξ = 0.002 samples would move nothing, and ξ = 0.002 of all
     samples would remove the skew (C-score of MNIST-0.1: 0.8 instead of 1.29 in Table I). And the
     burn-in ends 10 % above the smallest distance from the targets, without which tables of few
-    cells lose their skew (COVCLS: 0.35 instead of 0.79).
+    cells lose their skew (COVCLS: 0.35 instead of 0.79). With features their code differs from the
+    paper and from this function: each column of a one-hot encoding is a feature of two values, and
+    the solution of (2) is rounded without Algorithm 3 (``burn_in=0, moves=0``).
 
     Args:
         labels: ``int[n]``.

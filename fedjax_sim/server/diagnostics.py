@@ -88,9 +88,9 @@ class central_divergence(Diagnostic):
     The twin starts from the same :math:`w_1`; in every round it makes one local update on the union
     of the samples of the clients that trained, shuffled together. :math:`w_{FL}` is the server
     model. In a round that does not move the server model (RADFed between two aggregations) it is
-    the mean of the models that trained, i.e. the result of an aggregation: the authors' code
-    evaluates and measures it after every local round; the paper says "the global model". It
-    reports ``DC``, ``f32[]``, over the trainable weights.
+    the mean of the models that trained, i.e. the result of an aggregation, which the authors' code
+    evaluates after every local round (it does not compute DC); the paper says "the global model".
+    It reports ``DC``, ``f32[]``, over the trainable weights.
 
     Args:
         local: the twin's local update; pass the clients' own to share its E, B and optimiser. Every
