@@ -648,7 +648,7 @@ REFUSED: dict[str, tuple[Callable[[fs.Model], Any], str]] = {
     "teachers in turn": (
         lambda net: fs.local.in_turn(
             *(local_of(net).change(shared=terms.past_models()) for _ in range(2))
-        ), "client_momentum and past_models follow the server's step",
+        ), "client_momentum, past_models and skewscout follow the server's step",
     ),
     "cm's optimiser": (
         lambda net: made("fedcm", net, lr=0.3), "needs the optimiser that its settings assume",

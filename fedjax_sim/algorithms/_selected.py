@@ -160,8 +160,8 @@ def tifl(
 
     Returns:
         The algorithm. Traffic per round: m models down, m up; in rounds with an evaluation, also
-        one model down and one number up for each evaluated client; before the first round, one
-        model to all clients and back.
+        one number up for each evaluated client, and one model down for each that does not train;
+        before the first round, one model to all clients and back.
 
     Source: Chai, Ali, Zawad, Truex, Anwar, Baracaldo, Zhou, Ludwig, Yan, Cheng, "TiFL: a tier-based
     federated learning system", HPDC 2020 <https://arxiv.org/abs/2001.09249>, Algorithm 2.
@@ -266,8 +266,8 @@ def favor(
 
     Returns:
         The algorithm; with explore and explore_decay of 1, its cohorts are uniform. Traffic per
-        round: one model down and one number up for each evaluated client; m models up; before the
-        first round, one model to all clients and back.
+        round: one model down for each client that is evaluated or trains; one number up for each
+        evaluated client; m models up; before the first round, one model to all clients and back.
 
     Source: Wang, Kaplan, Niu, Li, "Optimizing federated learning on non-IID data with reinforcement
     learning", INFOCOM 2020 <https://doi.org/10.1109/INFOCOM41043.2020.9155494>.

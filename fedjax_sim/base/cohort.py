@@ -67,7 +67,7 @@ class Gathered(NamedTuple):
 
     Attributes:
         updates: ``[P, *p]``, measured from ``cohort.received``, after all pre-aggregations; () if
-          neither the server nor the broadcast reads them.
+          no part reads them.
         weights: ``f32[P]``; a row of weight 0 is absent, and may hold NaN.
         cohort: the server's knowledge of the rows.
     """

@@ -261,7 +261,7 @@ class Refresh(Part):
 
 
 Evaluated = Literal["server", "in_flight"]
-"""The evaluated model: the server model, or the mean of the models in flight."""
+"""The evaluated model: the server model, or the aggregate of the models in flight."""
 
 
 class Flight(Part):

@@ -116,13 +116,13 @@ class fedmd(Wrapper):
         model: the model that it trains.
         classes: M.
         samples: n, the number of public samples, or all if there are fewer.
-        digest_epochs: epochs over the public samples; 0 changes nothing.
+        digest_epochs: epochs over the public samples, at most 1000; 0 changes nothing.
         digest_lr: Adam's rate.
         digest_batch_size: public samples of a minibatch.
 
     Raises:
-        ValueError: if local shares anything already; in the first round, if the data have no
-            ``root``.
+        ValueError: if local shares anything already, or a setting is out of range; in the first
+            round, if the data have no ``root``.
 
     Source: Li, Wang 2019 <https://arxiv.org/abs/1910.03581>, Algorithm 1; Li, Wang 2019
     <https://github.com/diogenes0319/FedMD_clean>, the authors' code, for loss and optimiser.

@@ -99,8 +99,8 @@ class local_sgd(SGD):
         peers: whether a transform needs the other clients' samples.
         inexactness: γ; a client stops after the epoch that leaves
             :math:`\lVert\nabla h(w_k)\rVert \le \gamma \lVert\nabla h(w_{recv})\rVert`, where h
-            includes the corrections. It costs a pass over the samples before every epoch. None:
-            clients run all epochs.
+            includes the corrections. It costs a pass over the samples at the start and one before
+            every epoch. None: clients run all epochs.
         until: ends a visit before its last epoch, given the model so far, see :class:`loadaboost`.
             None: clients run all epochs.
         memory: the client's state for its objective, kept between visits.

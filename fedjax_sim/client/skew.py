@@ -108,7 +108,7 @@ class skewscout(Wrapper):
         traffic_weight: λ_C.
 
     Raises:
-        ValueError: if local shares anything already.
+        ValueError: if local shares anything already, or most is less than fewest.
 
     Source: Hsieh et al. 2020 <https://arxiv.org/abs/1910.00189>, section 7.
     """

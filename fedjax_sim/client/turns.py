@@ -49,7 +49,8 @@ class in_turn(LocalUpdate):
 
     Raises:
         ValueError: if there is none, or one has a shared state that follows the server's step
-            (client_momentum, past_models) or a survey (mime).
+            (client_momentum, past_models, skewscout) or a survey (mime), or they have settings for
+            different numbers of clients.
 
     Example:
         >>> import optax, fedjax_sim as fs
@@ -69,7 +70,7 @@ class in_turn(LocalUpdate):
         if any(local.follow for local in locals_):
             raise ValueError(
                 "in_turn must be of local updates that share what their clients send: "
-                "client_momentum and past_models follow the server's step, which is of all"
+                "client_momentum, past_models and skewscout follow the server's step, that of all"
             )
         if any(local.survey for local in locals_):
             raise ValueError(

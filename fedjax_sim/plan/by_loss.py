@@ -144,7 +144,7 @@ class guided(ByClock):
     for round R, counted from 1, and clients that were last visited in round :math:`R_k` for
     :math:`s_k` seconds; u is clipped at its 95 % quantile. :math:`\lfloor (1-\epsilon_R) m
     \rfloor` clients are drawn in proportion to v among those with at least 95 % of the v of the
-    last that would fit, the others in proportion to their speed among clients without a visit;
+    first that would not fit, the others in proportion to their speed among clients without a visit;
     :math:`\epsilon_R = \max(\epsilon \delta^R, \epsilon_{\min})`. T is a quantile of the seconds of
     the visited clients. Every W rounds its share is raised by Δ if the utility of the last W rounds
     is less than that of the W rounds before. Only clients that are awake are drawn. A round reads
@@ -208,7 +208,7 @@ class guided(ByClock):
         of_known = jnp.minimum(slots - of_new, olds)
         exploit_key, explore_key = jax.random.split(key)
         value = jnp.where(known, _values(state, turn, known, self.penalty), -jnp.inf)
-        # The v of the last client that would fit; all are candidates if it is the last of all.
+        # The v of the first client that would not fit; all are candidates if all fit.
         ordered = -jnp.sort(-value)
         last = ordered[jnp.clip(of_known, 0, len(value) - 1)]
         among = known & (value >= CUT * jnp.where(jnp.isfinite(last), last, 0))

@@ -225,7 +225,7 @@ class periodic(_Asynchronous):
         seconds: the duration of a round, in simulated time.
 
     Raises:
-        ValueError: if seconds is not positive and finite.
+        ValueError: if seconds is not positive and below 2**30.
 
     Source: Wu et al. 2019 <https://arxiv.org/abs/1910.01355>, SAFA, whose rounds have a fixed
     duration and let slow clients continue; without its cache of updates and its selection.

@@ -245,7 +245,7 @@ class Algorithm:
         return finishing.finish(self.parts, key, server, data), uploads
 
     def evaluated(self, key: Array, state: FedState, data: ClientData) -> Variables:
-        """Returns the model to evaluate: the server model, or the mean of all models in flight."""
+        """Returns the model to evaluate: the server model, or the aggregate of those in flight."""
         data = as_arrays(data, differentiable=self.parts.execution.differentiable)
         del key
         return collecting.evaluated(self.parts, state, data)

@@ -271,7 +271,7 @@ def _over_whole(mean: Variables, gathered: Gathered) -> Variables:
 
 
 def evaluated(parts: Parts, state: FedState, data: ClientData) -> Variables:
-    """Returns the model to evaluate: the server model, or the mean of all models in flight."""
+    """Returns the model to evaluate: the server model, or the aggregate of those in flight."""
     slots = state.slots
     if slots is None or not (parts.flight.serverless or parts.flight.evaluated == "in_flight"):
         return state.server

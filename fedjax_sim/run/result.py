@@ -165,6 +165,9 @@ class Result:
             metric: as in :meth:`series`.
             by_client: as in :meth:`series`.
             personal: whether both are scores of the clients' personal models.
+
+        Raises:
+            ValueError: as :meth:`series`, also without a validation set.
         """
         scored: Set = "personal" if personal else "test"
         decisive: Set = "personal_validation" if personal else "validation"

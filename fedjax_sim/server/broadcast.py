@@ -52,7 +52,7 @@ class stale(Broadcast):
     nothing and use the latest model.
 
     Args:
-        most: :math:`d_{max}`; 0 is :func:`latest`. The server keeps that many more models.
+        most: :math:`d_{max}`; 0 is :func:`latest`. The server keeps most + 1 more models.
 
     Raises:
         ValueError: if most is negative.

@@ -124,9 +124,9 @@ class sign_agreement(Server):
 
     :math:`\eta_\theta` is a learning rate for each coordinate: the momentum of the wrapped server
     is updated everywhere, but only moves the coordinates on which clients agree. Each model counts
-    once, whatever its weight. The state (BatchNorm statistics) is unchanged. With ``backwards`` it
-    is the robust learning rate, a defence against backdoors: :math:`\eta_{\theta,i}` is -1 instead
-    of 0 where too few clients agree.
+    once, whatever its weight. The state (BatchNorm statistics) takes the wrapped server's step.
+    With ``backwards`` it is the robust learning rate, a defence against backdoors:
+    :math:`\eta_{\theta,i}` is -1 instead of 0 where too few clients agree.
 
     Args:
         threshold: θ; if it equals the number of models, all must agree. 0 changes nothing, bit for

@@ -82,7 +82,8 @@ class multi_krum(_Krum):
         keep: the number of rows to average; None: n - f.
 
     Raises:
-        ValueError: if byzantine is not in [0, 0.5), or keep is less than 1.
+        ValueError: if byzantine is not in [0, 0.5), or keep is less than 1; by ``compose``, as of
+            :func:`krum`.
 
     Source: Blanchard et al. 2017
     <https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html>, where

@@ -43,7 +43,7 @@ class staleness(PreAggregation):
     FedML always :math:`1/(1+d)`.
 
     Args:
-        alpha: α, in (0, 1]; with the constant decay 1 changes nothing, bit for bit.
+        alpha: α, in (0, 1]; with the constant decay 1 changes nothing, up to rounding.
         decay: s: "constant", "polynomial" or "hinge".
         slope: a of the decay; None: 0.5 for the polynomial, 10 for the hinge. The constant
             ignores it.
