@@ -130,7 +130,7 @@ class sign_agreement(Server):
 
     Args:
         threshold: θ; if it equals the number of models, all must agree. 0 changes nothing, bit for
-            bit.
+            bit, unless ``literal``.
         server: the server that computes the step.
         literal: omit the absolute value, as printed: coordinates in which the clients agree on a
           negative step then stop too. The robust learning rate, from which the paper takes it, has
