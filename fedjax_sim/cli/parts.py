@@ -247,5 +247,7 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
             found[role] = make_part(role, text, given)
         except Exception as error:  # a user's function may raise anything
             raise ValueError(f"{flag(role)} {text}: {error_text(error)}") from error
+    if common.clock is not None:  # a part may need it
+        found["clock"] = common.clock
     with naming(" ".join(f"{flag(role)} {text}" for role, text in texts.items())):
         return algorithm.replace(**found)
