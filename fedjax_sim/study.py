@@ -47,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise
     except (ValueError, OSError) as error:
         return complain(PROGRAM, f"error: {plain(error)}", 2)
-    on = f"continue with: {to_go_on(PROGRAM, claim.path)}"
+    first, step = asked.shard
+    part = f" --shard {first}/{step}" * (step > 1)
+    on = f"continue with: {to_go_on(PROGRAM, claim.path)}{part}"
     try:
         return _carry_out(study, asked._replace(folder=claim.path), on)
     except BrokenPipeError:

@@ -129,6 +129,12 @@ def test_an_argument_that_does_not_fit_is_named() -> None:
         make_part("diagnostics", "gradient_dissimilarity", {})
 
 
+def test_the_number_of_classes_has_a_name() -> None:
+    common = stand_in()
+    made = make_part("finish", "calibrated(model, classes)", common._asdict())
+    assert shown(made) == "calibrated(<Model>, 10)"
+
+
 def test_names_of_other_modules_are_parts_that_the_caller_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

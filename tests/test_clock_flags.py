@@ -66,6 +66,14 @@ def test_the_command_refuses(given: str, message: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("given", ["--flight buffered(2)", "--selection awake"])
+def test_a_part_that_needs_a_clock_gets_that_of_the_command(given: str) -> None:
+    clock = ["--clock", "simulated(1, None, bernoulli(1))"]
+    made = build(parse([*BASE, "--algo", "fedavg", *given.split(), *clock])).algorithms["fedavg"]
+    assert made.parts.clock is not None
+    assert made.replaced == (given.split()[0].removeprefix("--"), "clock")
+
+
 def test_a_clock_has_the_rules_of_its_text() -> None:
     text = "simulated(tiers(1, 2), first=3, deadline=9, late=partial)"
     made = timing.make_clock(parse([*BASE, "--clock", text]).timing)

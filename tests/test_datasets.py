@@ -42,6 +42,7 @@ from fedjax_sim.data import (
     tiny_shakespeare_tokens,
 )
 from fedjax_sim.data.download import find_builder
+from fedjax_sim.data.folder import downloading
 from fedjax_sim.models import logistic
 from fedjax_sim.partition import emd, iid, label_table, partition_from_lists
 from fedjax_sim.tasks import regression
@@ -500,7 +501,10 @@ def test_covertype_of_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert counts.tolist() == [np.sum(kind == 1), np.sum(kind == 2)]
     check_cover_columns(data)
     covertype(tmp_path)
-    assert asked == [True, False]  # no download into, or beside, a folder that was given
+    with downloading(False):  # --dry-run, --resume, load_run
+        covertype()
+    # no download into, or beside, a folder that was given
+    assert asked == [True, False, False]
 
 
 def test_covertype_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

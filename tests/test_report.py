@@ -31,6 +31,7 @@ from fedjax_sim.cli.reporting.compare import (
     worst_tenth,
 )
 from fedjax_sim.cli.reporting.read import read_folders
+from fedjax_sim.cli.reporting.tables import scores, targets
 from fedjax_sim.partition.pictures import line_style
 
 FILES = {"report.html", "report.md", "table.csv", "table.tex",
@@ -506,8 +507,12 @@ def test_the_success_of_a_backdoor_is_a_column(make: Callable[..., Path]) -> Non
 
 
 def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None:
+    aim = {"target": 0.1, "target_rounds_per_run": [1, 1], "target_bytes_per_run": [3e3, 3e3]}
+    aim |= {"attack_success_last": 0.25, "attack_success_last_std": 0}
+    aim |= {f"personal_{name}": value for name, value in aim.items() if "attack" in name}
+    aim["personal_attack_success_last"] = 0.5
     run = make("run", {"a": [[0.5, 0.6]], "b": [[0.1, 0.1]]}, split="holdout", test_fraction=0.2,
-               summary={"b": {"own_leaves": True}})  # fmt: skip
+               summary={"a": aim, "b": {**aim, "own_leaves": True}})  # fmt: skip
     rows = lines(run / "metrics.jsonl")
     for row in rows:
         row["personal"] = {"client_accuracy": {"mean": row["accuracy"] + 0.2}}
@@ -518,6 +523,10 @@ def test_own_models_are_a_series_of_their_own(make: Callable[..., Path]) -> None
         finals = [known(over_runs(trial, "final")).mean for trial in group.trials]
         assert finals == pytest.approx([0.55, 0.75, 0.3])
         assert group.label(known(group.baseline)) in (baseline, f"{baseline}, own models")
+        assert [row[0] for row in known(targets(group)).rows] == ["a", "b, own models"]
+        found = scores(group)
+        fooled = [row[found.head.index("attack success %")] for row in found.rows]
+        assert fooled == ["25.00 ± 0.00", "50.00 ± 0.00", "50.00 ± 0.00"]
 
 
 @pytest.mark.usefixtures("undrawn")

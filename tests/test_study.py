@@ -169,6 +169,16 @@ def test_a_shard_is_every_nth_cell() -> None:
         parse_study(["a.toml", "--shard", "1/2", "--merge", "."])
 
 
+def test_a_stopped_shard_goes_on_as_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedjax_sim.bench.main", lambda argv: 130)
+    out = tmp_path / "part"
+    argv = [str(written(tmp_path, STUDY)), "--out", str(out), "--shard", "2/2"]
+    assert study.main(argv) == 130
+    assert f"fedjax_sim.study --resume {out} --shard 2/2" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_shards_are_merged(done: Path, tmp_path: Path) -> None:
     """One of them lacks its cell, which runs then."""

@@ -6,6 +6,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import jax
@@ -121,7 +122,14 @@ def argument(
     )
     if not known or isinstance(node, Call):
         return build(node, find)
-    value = str(node) if isinstance(node, Name) else build(node, find)
+    value: Any = node
+    if not isinstance(node, Name):
+        value = build(node, find)
+    elif str in scalars:
+        value = str(node)
+    else:
+        with suppress(ValueError):
+            value = find(node)  # a number that has a name, such as the classes of the run
     fits = type(value) in scalars or (type(value) is int and float in scalars)
     if not fits and value not in choices:
         wanted = [*map(str, choices), *(_SCALARS[m] for m in scalars)]

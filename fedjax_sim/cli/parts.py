@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from fedjax_sim.base import calls
+from fedjax_sim.base import Companion, calls
 from fedjax_sim.base.binding import build
 from fedjax_sim.base.registry import Registry, UnknownNameError, error_text
 from fedjax_sim.base.signatures import returned, takes
@@ -73,12 +73,17 @@ def registry(role: str) -> Registry[Any]:
 def part_names(role: str) -> list[str]:
     """Returns the names of the parts of a role.
 
-    >>> part_names("finish"), part_names("clock")
-    (['calibrated'], ['simulated', 'traced'])
+    >>> part_names("clock"), part_names("personal")[2:]
+    (['simulated', 'traced'], ['as_received', 'fine_tuned', 'stored'])
     """
     classes, functions = _kinds(role)
-    found = {name: _made(value) for name, value in parts_in(_module_of(role))}
-    return [name for name, made in found.items() if functions or issubclass(made, classes)]
+    # A companion is in the module of personal models, but is a setting of ``local``.
+    return [
+        name
+        for name, value in parts_in(_module_of(role))
+        if issubclass(made := _made(value), classes)
+        or (functions and not issubclass(made, Companion))
+    ]
 
 
 def check_part(role: str, text: str) -> str:
@@ -242,5 +247,7 @@ def replaced(algorithm: Algorithm, texts: Mapping[str, str], common: Common) -> 
             found[role] = make_part(role, text, given)
         except Exception as error:  # a user's function may raise anything
             raise ValueError(f"{flag(role)} {text}: {error_text(error)}") from error
+    if common.clock is not None:  # a part may need it
+        found["clock"] = common.clock
     with naming(" ".join(f"{flag(role)} {text}" for role, text in texts.items())):
         return algorithm.replace(**found)

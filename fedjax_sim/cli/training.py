@@ -60,8 +60,8 @@ class Training(Group):
     lr: float = by_dataset("lr", "learning rate of the clients; the defaults are for SGD", above=0)
     lr_schedule: str = setting(
         CONSTANT,
-        f"factor of --lr by the round: {TEXTS}, or several joined by *; end is the factor at the "
-        "last round",
+        f"factor of --lr by the round: {TEXTS}, or several joined by *; end is the factor after "
+        "the last round",
         metavar="TEXT",
         convert=schedule,
     )

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_sim.base.files import open_text
 from fedjax_sim.data.dataset import Dataset, from_arrays
-from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder
+from fedjax_sim.data.folder import DataDir, DataNotFoundError, given_folder, may_download
 
 QUANTITATIVE, WILDERNESS = 10, 4  # first columns of Covertype; the other 40 are soil types
 NAMES = ("spruce/fir", "lodgepole pine")  # types 1 and 2 of seven: the two largest classes
@@ -46,7 +46,8 @@ def covertype(data_dir: DataDir = None) -> Dataset:
 
         name = "covertype"
         try:
-            x, kind = fetch_covtype(download_if_missing=folder is None, return_X_y=True)
+            allowed = folder is None and may_download()
+            x, kind = fetch_covtype(download_if_missing=allowed, return_X_y=True)
         except Exception as error:  # no network, no such file, a wrong checksum, a full disk
             raise DataNotFoundError(
                 f"data set 'covertype' is not ready ({str(error).splitlines()[0]}); with internet "

@@ -27,9 +27,8 @@ def available_cores() -> int:
 def use_cores(count: int | None = None) -> None:
     """Makes each core a CPU device, so that clients train in parallel.
 
-    By default JAX has one CPU device, whose threads share each operation. On two cores, two devices
-    train an MLP 3.1 times as fast, and CNNs 1.5 and 1.6 times. An accelerator is not affected. This
-    sets JAX's ``jax_num_cpu_devices``; the command line does so automatically.
+    By default JAX has one CPU device, whose threads share each operation. An accelerator is not
+    affected. This sets JAX's ``jax_num_cpu_devices``; the command line does so automatically.
 
     Args:
         count: number of devices; None: the number of cores that this process may use.

@@ -92,9 +92,10 @@ def scores(group: Group, *, with_differences: bool = False) -> Table:
             known = one is not None and len(one.values) > 0
             row["difference"] = gain_text(one, metric) if one is not None and known else "-"
             row["p"] = chance(one.p) if one is not None and known else "-"
-        success = trial.summary.get("attack_success_last")
+        attack = "personal_" * trial.own + "attack_success_last"
+        success = trial.summary.get(attack)
         if success is not None and "attack_success" not in trial.score:
-            std = trial.summary["attack_success_last_std"]
+            std = trial.summary[f"{attack}_std"]
             several = trial.runs > 1
             row["attack success %"] = (
                 with_std(success, std, SHARE) if several else number(success, SHARE)
@@ -239,13 +240,16 @@ def _over(every: Sequence[Floats], of: Callable[[Floats], float]) -> Over:
 
 
 def targets(group: Group) -> Table | None:
-    """Returns rounds, traffic and seconds until the targets; None if no method has a target."""
+    """Returns rounds, traffic and seconds until the targets; None if no method has a target.
+
+    The summary has them for the server's model, or for the clients' own if that is not scored.
+    """
     metric = group.trials[0].metric
     size = byte_unit(b for trial in group.trials for b in sent_bytes(trial))
     rows = [
         {"method": group.label(trial), "target": target_text(trial.summary["target"], metric)}
         | to_target(trial.summary, size)
         for trial in group.trials
-        if "target" in trial.summary
+        if "target" in trial.summary and trial.own == trial.summary.get("own_leaves", False)
     ]
     return by_title(rows) if rows else None
