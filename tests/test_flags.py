@@ -243,8 +243,6 @@ IN_TURN: dict[str, set[str]] = {
     "fine_tuned": {"fine_tuning_epochs"},
     "ozdayi": {"server_epochs"},
     "pfedme": {"fine_tuning_epochs"},
-    "radfed": {"mu"},
-    "radfedp": {"mu"},
     "scaffnew": {"coin"},
     "stc": {"sparsity"},
 }

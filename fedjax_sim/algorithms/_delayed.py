@@ -15,11 +15,11 @@ from fedjax_sim.base import (
     Evaluated,
     Fraction,
     LocalUpdate,
+    NonNegative,
     Objective,
     Positive,
     Selection,
     Server,
-    concrete,
 )
 from fedjax_sim.client import corrections
 from fedjax_sim.client.reports import Kind, squared_gradient, with_importance
@@ -104,7 +104,7 @@ def radfed(
     importance: Kind | None = None,
     gamma: float = 0.9,
     initial_scores: InitialScores = "gradient",
-    mu: float = 0.0,
+    mu: NonNegative | None = None,
     alpha: Fraction = 1.0,
     server_optimizer: ServerOptimizer | None = None,
     server_lr: Positive = 0.1,
@@ -137,6 +137,7 @@ def radfed(
           since the last aggregation go first. None: as many as models.
         importance: sample clients in proportion to the mean squared norm of their gradients, over
           every "minibatch" or every "sample". None: uniformly.
+        mu: μ of the proximal term. None: no term.
         server_optimizer: adaptive server optimiser; adagrad has no beta2. None: no optimiser.
         objective: F, the objective of the local update; required by importance.
         evaluated: model to score: the mean of the models "in_flight", as in the authors' code, or
@@ -161,7 +162,7 @@ def radfed(
         local = with_importance(local, score)
         draws = selection.importance(score, gamma, initial=initial_scores, active=active_clients)
     return compose(
-        local if concrete(mu) and not mu else local.change(corrections=(corrections.proximal(mu),)),
+        local if mu is None else local.change(corrections=(corrections.proximal(mu),)),
         clients_per_round,
         selection=draws,
         flight=flight.delayed(
