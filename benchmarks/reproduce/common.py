@@ -32,9 +32,9 @@ BENCHMARKS = Path(__file__).resolve().parents[1]
 # Of Cornelis' thesis, which ran an altered FLTK that is not to be had. What it leaves open is as in
 # the public one, <https://github.com/JMGaljaard/fltk-testbed> of May 2021 (for MNIST of January
 # 2022): how the layers of the network for CIFAR-10 are joined, and the mean and deviation that
-# inputs in 0..1 are scaled by. Not as there: its clients call `eval()` when they test, after every
-# round, and never `train()`, so that from their second round on they train without dropout and with
-# fixed BatchNorm statistics.
+# inputs in 0..1 are scaled by. One thing differs: its clients call `eval()` when they test, after
+# every round, and never `train()`, so that from their second round on they train without dropout
+# and with fixed BatchNorm statistics.
 Network = Callable[[Sequence[int], int], fs.Model]
 NETWORKS: dict[str, tuple[Network, Sequence[float], Sequence[float]]] = {
     "mnist": (mnist_cnn, [0], [1]),

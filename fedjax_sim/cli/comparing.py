@@ -106,8 +106,8 @@ def compare(
     validation samples.
 
     Args:
-        results: results by the names of their methods; or such results by the title of each column,
-          those of a column all of the same seeds, clients and task.
+        results: results by the names of their methods, or such results by the title of each column.
+          The results of a column must have the same seeds, clients and task.
         baseline: name of the method with which the others are compared; None: the first.
         score: the score of the table, which also selects settings, such as ``"f1"``; None: the
             task's.
